@@ -250,13 +250,14 @@ pub struct Purge {
     #[arg(long, value_name = "COUNT", default_value_t = 600, requires = "shared_stores",
         value_parser = clap::value_parser!(u32).range(1..))]
     pub timeout_seconds: u32,
-    /// Seconds to wait until the daemon's own disks have removed the blocks; it continues the removal afterwards
+    /// Seconds to wait until the daemon's own disks have removed the blocks, but no longer than 10 s in which they
+    /// remove none; the daemon continues the removal afterwards
     #[arg(long, value_name = "COUNT", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..))]
     pub wait_seconds: u32,
     /// Show which namespaces and how many blocks of the pool the purge would remove, and remove nothing
     #[arg(long, conflicts_with = "shared_stores")]
     pub dry_run: bool,
-    /// Print one JSON object
+    /// Print one JSON object, also where the purge fails: `is_complete` is then false
     #[arg(long)]
     pub json: bool,
 }

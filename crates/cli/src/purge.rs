@@ -28,6 +28,36 @@ pub const ID_DIGITS: usize = 32;
 const MIN_DIGITS: usize = 4;
 
 pub fn run(arguments: &Purge) -> Result<(), Failure> {
+    let is_of_tenant = arguments.what.tenant.is_some();
+    // A script is told of a purge without an answer, too.
+    let tell = |failure: &Failure| match failure {
+        Failure::Run(error) if arguments.json => print_json(&failed(error)),
+        _ => {}
+    };
+    match ask(arguments).inspect_err(tell)? {
+        Answer::Meant(request, known) => Ok(knew(foretell(&request, &known, arguments.json) > 0, is_of_tenant)?),
+        Answer::Purged(reply, kept) => {
+            let verdict = match arguments.shared_stores {
+                true => judge(&reply),
+                false => knew(!reply.namespace_ids.is_empty(), is_of_tenant),
+            };
+            match arguments.json {
+                true => print_json(&to_json(&reply, kept, verdict.as_ref().err())),
+                false => print(&told(&reply, is_of_tenant, kept)),
+            }
+            Ok(verdict?)
+        }
+    }
+}
+
+enum Answer {
+    /// A dry run: what is asked for, and the namespaces that the daemon knows.
+    Meant(PurgeRequest, Vec<NamespaceInfo>),
+    /// With what [`told`] has to know.
+    Purged(PurgeReply, Option<bool>),
+}
+
+fn ask(arguments: &Purge) -> Result<Answer, Failure> {
     let sockets = arguments.daemon.socket_directory()?;
     let mut client = client::connect(&sockets);
     let runtime = runtime()?;
@@ -36,10 +66,8 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
         what.namespace = Some(whole(short, &runtime.block_on(client.inspect())?.namespaces)?);
     }
     let request = request(&what, arguments).map_err(Failure::Usage)?;
-    let is_of_tenant = arguments.what.tenant.is_some();
     if arguments.dry_run {
-        let meant = foretell(&request, &runtime.block_on(client.inspect())?.namespaces, arguments.json);
-        return knew(meant > 0, is_of_tenant);
+        return Ok(Answer::Meant(request, runtime.block_on(client.inspect())?.namespaces));
     }
     let mut is_quick = true;
     let ask = async |watching: &mut Client| match std::mem::take(&mut is_quick) || !std::io::stderr().is_terminal() {
@@ -53,14 +81,7 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
         true => None,
         false => runtime.block_on(client.inspect()).ok().map(has_stores),
     };
-    match arguments.json {
-        true => print_json(&to_json(&reply, kept)),
-        false => print(&told(&reply, is_of_tenant, kept)),
-    }
-    if arguments.shared_stores {
-        return judge(&reply);
-    }
-    knew(!reply.namespace_ids.is_empty(), is_of_tenant)
+    Ok(Answer::Purged(reply, kept))
 }
 
 /// Says how far the disks are.
@@ -84,24 +105,24 @@ pub fn progress(tier: &str, purge: &TierPurge) -> String {
 
 /// A tenant that nobody has is probably mistyped. An id names a namespace whether or not this daemon has seen it: a
 /// purge by id is for those whose pool is lost, too.
-fn knew(any: bool, is_of_tenant: bool) -> Result<(), Failure> {
+fn knew(any: bool, is_of_tenant: bool) -> Result<(), Error> {
     if any || !is_of_tenant {
         return Ok(());
     }
     let error = Error::new(ErrorKind::NotFound, "this daemon knows no namespace of the tenant");
-    Err(error.hint("`forebay inspect` lists the namespaces that it knows").into())
+    Err(error.hint("`forebay inspect` lists the namespaces that it knows"))
 }
 
 /// Fails unless the daemon reports each of its shared stores as empty.
-fn judge(reply: &PurgeReply) -> Result<(), Failure> {
+fn judge(reply: &PurgeReply) -> Result<(), Error> {
     if !reply.reached_stores {
         let error = Error::new(ErrorKind::Unsupported, "the daemon purged its pool and disks, but no shared store");
-        return Err(error.hint("the daemon is of an earlier version: restart it with the installed version").into());
+        return Err(error.hint("the daemon is of an earlier version: restart it with the installed version"));
     }
     let failed = reply.places.iter().filter(|place| !place.error.is_empty()).count();
     if failed > 0 {
         let error = Error::new(ErrorKind::Unavailable, "the purge is not complete").with("failed", failed);
-        return Err(error.hint("follow the hints above, and purge again; what was removed stays removed").into());
+        return Err(error.hint("follow the hints above, and purge again; what was removed stays removed"));
     }
     Ok(())
 }
@@ -152,13 +173,12 @@ fn place_told(place: &PurgedPlace) -> String {
 }
 
 /// `kept` as in [`told`].
-fn to_json(reply: &PurgeReply, kept: Option<bool>) -> Value {
-    let mut object = json!({
-        "purged_blocks": reply.purged_blocks,
-        "purged_bytes": reply.purged_bytes,
-        "held_blocks": reply.held_blocks,
-        "namespaces": reply.namespace_ids.iter().map(|id| hex(id)).collect::<Vec<_>>(),
-    });
+fn to_json(reply: &PurgeReply, kept: Option<bool>, error: Option<&Error>) -> Value {
+    let mut object = error.map_or_else(|| json!({"is_complete": true}), failed);
+    object["purged_blocks"] = reply.purged_blocks.into();
+    object["purged_bytes"] = reply.purged_bytes.into();
+    object["held_blocks"] = reply.held_blocks.into();
+    object["namespaces"] = reply.namespace_ids.iter().map(|id| hex(id)).collect();
     if let Some(blocks) = reply.disk_blocks {
         object["disk_blocks"] = blocks.into();
     }
@@ -166,10 +186,13 @@ fn to_json(reply: &PurgeReply, kept: Option<bool>) -> Value {
         object["shared_stores_keep_blocks"] = kept.into();
     }
     if reply.reached_stores {
-        object["is_complete"] = reply.places.iter().all(|place| place.error.is_empty()).into();
         object["places"] = reply.places.iter().map(place_to_json).collect();
     }
     object
+}
+
+fn failed(error: &Error) -> Value {
+    json!({"is_complete": false, "error": error.to_string(), "hint": error.hint_text().unwrap_or_default()})
 }
 
 fn place_to_json(place: &PurgedPlace) -> Value {

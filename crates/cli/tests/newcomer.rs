@@ -48,18 +48,19 @@ fn a_value_that_a_tier_cannot_have_is_refused_by_its_whole_key() {
         ("tier.redis.connections", "100000", "from 1 to 1024"),
         ("tier.redis.threads", "0", "from 1 to 64"),
         ("tier.redis.value_bytes", "1", "from 4KiB to 511MiB"),
-        ("tier.redis.operation_timeout_ms", "0", "at least 1"),
+        ("tier.redis.operation_timeout_ms", "0", "from 1 to 86400000"),
+        ("tier.redis.connect_timeout_ms", "86400001", "from 1 to 86400000"),
         ("tier.redis.key_prefix", "{a}", "no braces"),
         ("tier.redis.urls", "[\"redis://a\", \"redis://b\"]", "`tier.redis.mode`"),
         ("tier.fs.streams", "0", "from 1 to 1024"),
         ("tier.fs.buffers", "0", "at least 1"),
-        ("tier.fs.timeout_ms", "0", "at least 1"),
+        ("tier.fs.timeout_ms", "0", "from 1 to 86400000"),
         ("tier.fs.capacity_bytes", "1", "at least 1 MiB"),
         ("tier.fs.max_age_seconds", "0", "at least 1"),
     ] {
         let flags = ["--tier.redis.urls", "redis://cache", "--tier.fs.directories", "/mnt"];
         let answer = command::run(&[&["config"], &flags[..], &[&format!("--{key}"), value]].concat());
-        answer.assert_refused(2, &format!("`{key}` cannot be"));
+        answer.assert_refused(2, &format!("`{key}` cannot be `{value}` (from=`flag`)"));
         assert!(answer.err.contains(must), "{}", answer.err);
     }
     let answer = command::run(&["config", "--tier.redis.urls", "redis://cache", "--tier.redis.sentinel_master", "a"]);
@@ -74,7 +75,60 @@ fn a_key_of_a_tier_that_is_off_is_warned_of() {
     {
         assert!(answer.err.contains(&format!("nothing comes of `{key}`: `{switch}` is not set")), "{}", answer.err);
     }
+    // Not even where its keys contradict each other: the tier is off.
+    for (keys, switch) in [
+        (
+            &["tier.redis.sentinel_master", "tier.redis.sentinel_user", "tier.redis.certificate_file"][..],
+            "tier.redis.urls",
+        ),
+        (&["tier.object.access_key_id_file"], "tier.object.bucket"),
+    ] {
+        let flags: Vec<String> = keys.iter().flat_map(|key| [format!("--{key}"), "/some".to_owned()]).collect();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let answer = command::run(&[&["config"], &flags[..]].concat());
+        let keys = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+        let told = format!("warning: nothing comes of {keys}: `{switch}` is not set\n");
+        assert_eq!((answer.code, answer.err), (0, told));
+    }
     assert_eq!(command::run(&["config"]).err, "");
+}
+
+#[test]
+fn a_setting_of_which_nothing_comes_is_warned_of() {
+    let redis = ["--tier.redis.urls", "redis://cache"];
+    let fs = ["--tier.fs.directories", "/mnt", "--tier.fs.timeout_ms", "500"];
+    for (flags, told) in [
+        (&["--http.address", "off", "--http.hosts", "[\"a\"]"][..], "`http.hosts`: `http.address` is `off`"),
+        (&["--http.address", "off", "--http.allow_remote", "true"], "`http.allow_remote`: `http.address` is `off`"),
+        (
+            &["--limits.sessions_per_user", "257"],
+            "`limits.sessions_per_user`: each session takes a connection, and `limits.connections_per_user` is less",
+        ),
+        (
+            &["--limits.calls_per_connection", "8193"],
+            "`limits.calls_per_connection`: `limits.calls_per_user` counts the same calls, and is less",
+        ),
+        (
+            &[&redis[..], &["--tier.redis.ca_file", "/ca", "--tier.redis.server_name", "a"]].concat(),
+            "`tier.redis.ca_file`, `tier.redis.server_name`: no URL of `tier.redis.urls` begins with `rediss://`",
+        ),
+        (
+            &[&redis[..], &["--tier.redis.load_deadline_ms", "5001"]].concat(),
+            "`tier.redis.load_deadline_ms`: operations fail after `tier.redis.operation_timeout_ms`, which is less",
+        ),
+        (
+            &[&fs[..], &["--tier.fs.load_deadline_ms", "501"]].concat(),
+            "`tier.fs.load_deadline_ms`: operations fail after `tier.fs.timeout_ms`, which is less",
+        ),
+        // What nobody set is nobody's mistake.
+        (&fs, ""),
+        (&["--limits.connections_per_user", "10", "--limits.calls_per_user", "10"], ""),
+        (&["--tier.redis.urls", "rediss://cache", "--tier.redis.server_name", "a"], ""),
+    ] {
+        let answer = command::run(&[&["config"], flags].concat());
+        let told = if told.is_empty() { String::new() } else { format!("warning: nothing comes of {told}\n") };
+        assert_eq!((answer.code, answer.err), (0, told), "{flags:?}");
+    }
 }
 
 #[test]
@@ -177,5 +231,31 @@ fn a_purge_says_in_json_whether_shared_stores_keep_their_blocks() {
         let mut purge = forebay(&["purge", "--tenant", "t", "--json", "--socket.directory"]);
         let answer = Answer::of(purge.arg(place.sockets()).output().expect("the binary runs")).json();
         assert_eq!(answer["shared_stores_keep_blocks"], kept, "{answer:#}");
+        assert_eq!(answer["is_complete"], true, "{answer:#}");
     }
+}
+
+#[test]
+fn a_purge_that_fails_says_so_in_json_too() {
+    let place = Place::new();
+    let sockets = place.sockets().display().to_string();
+    let purge = |what: &[&str]| command::run(&[&["purge", "--json", "--socket.directory", &sockets], what].concat());
+    let nobody = purge(&["--tenant", "t"]);
+    let _daemon = Daemon::start(&place, CAPACITY);
+    for (answer, says) in [
+        (nobody, "forebay.sock"),
+        (purge(&["--namespace", "0000000"]), "no namespace id begins with `0000000`"),
+        (purge(&["--tenant", "t", "--shared-stores"]), "knows no namespace of the tenant"),
+    ] {
+        let told: Value = serde_json::from_str(&answer.out).unwrap_or_else(|error| panic!("{error} in {answer:?}"));
+        assert_eq!((answer.code, &told["is_complete"]), (1, &Value::from(false)), "{answer:?}");
+        let [error, hint] = ["error", "hint"].map(|part| told[part].as_str().unwrap_or_default());
+        assert!(error.contains(says), "{answer:?}");
+        assert_eq!(answer.err, format!("error: {error}\nhint: {hint}\n"));
+    }
+    // The daemon's answer is in it, too.
+    let answer = purge(&["--tenant", "t"]);
+    let told: Value = serde_json::from_str(&answer.out).unwrap_or_else(|error| panic!("{error} in {answer:?}"));
+    assert_eq!((answer.code, &told["is_complete"], &told["purged_blocks"]), (1, &false.into(), &0.into()), "{told:#}");
+    assert!(told["error"].as_str().is_some_and(|error| error.contains("no namespace of the tenant")), "{told:#}");
 }

@@ -24,7 +24,8 @@ use crate::http::Hosts;
 use crate::tiers;
 
 pub use crate::tiers::spec::TierSpec;
-pub(crate) use demand::Demand;
+pub use demand::Idle;
+pub(crate) use demand::rate;
 pub use forebay_core::policy::PolicyChoice;
 pub use forebay_core::tiers::Admission;
 pub use forebay_io::pool::HugePages;

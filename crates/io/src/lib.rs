@@ -8,6 +8,7 @@
 
 mod cancel;
 pub mod conformance;
+mod demand;
 pub mod fs;
 pub mod header;
 #[cfg(feature = "object")]
@@ -24,5 +25,6 @@ mod transfers;
 pub mod trust;
 pub mod uring;
 
+pub use demand::{Demand, LONGEST_MS};
 pub use seldom::Seldom;
 pub use store_report::StoreReport;

@@ -1,16 +1,22 @@
-//! What values must hold beyond their type, checked once all of them are known.
+//! What values must hold beyond their type, and those of which nothing comes, checked once all of them are known.
 //!
 //! What only the machine can tell (is there that much memory, may we write there) is checked by those who use
 //! the value.
 
 use std::path::Path;
 
+use forebay_io::{Demand, LONGEST_MS};
+
+use super::demand::{Idle, rate};
 use super::value::HttpAddress;
-use super::{Bytes, Config, Demand, TierSpec};
+use super::{Bytes, Config, TierSpec};
 use crate::tiers::spec::Options;
 
 /// The longest path of a Unix socket, less the longest name of ours, `/forebay.sock`.
 const SOCKET_DIRECTORY_BYTES: usize = 107 - 13;
+
+/// A century: the clock has no end at which a sum of times could arrive.
+const LONGEST_SECONDS: u64 = 100 * 366 * 24 * 3600;
 
 const LOG_LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
@@ -22,7 +28,7 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
 
 /// Of the daemon itself.
 fn demands(config: &Config) -> Vec<Demand> {
-    let Config { alarm, socket, pool, http, limits, log, .. } = config;
+    let Config { alarm, drain, socket, pool, http, limits, log, .. } = config;
     let mib = |bytes: Bytes| bytes.0 >> 20;
     vec![
         Demand::new(
@@ -42,11 +48,12 @@ fn demands(config: &Config) -> Vec<Demand> {
             is_local(http.address) || http.allow_remote,
             "be a loopback address, unless `http.allow_remote` is true",
         ),
-        Demand::at_least_1("alarm.step_seconds", alarm.step_seconds),
+        Demand::within("pool.scrub_walk_seconds", pool.scrub_walk_seconds, 0..=LONGEST_SECONDS),
+        Demand::within("alarm.step_seconds", alarm.step_seconds, 1..=LONGEST_SECONDS),
         Demand::new("limits.engines", (1..=63).contains(&limits.engines), "be from 1 to 63"),
         Demand::at_least_1("limits.connections_per_user", limits.connections_per_user.into()),
         Demand::at_least_1("limits.sessions_per_user", limits.sessions_per_user.into()),
-        Demand::at_least_1("limits.idle_seconds", limits.idle_seconds),
+        Demand::within("limits.idle_seconds", limits.idle_seconds, 1..=LONGEST_SECONDS),
         Demand::at_least_1("limits.calls_per_connection", limits.calls_per_connection.into()),
         Demand::at_least_1("limits.calls_per_user", limits.calls_per_user.into()),
         Demand::new(
@@ -73,6 +80,7 @@ fn demands(config: &Config) -> Vec<Demand> {
             log.level.split(',').all(is_directive),
             "be error, warn, info, debug, trace or `module=level`",
         ),
+        Demand::within("drain.deadline_seconds", drain.deadline_seconds, 0..=LONGEST_MS / 1000),
     ]
 }
 
@@ -81,10 +89,44 @@ fn of_every_tier(tier: &dyn TierSpec) -> [Demand; 3] {
     let Options { load_deadline, rates, .. } = tier.options();
     let key = |name: &str| format!("{}.{name}", tier.section());
     [
-        Demand::at_least_1(key("load_deadline_ms"), load_deadline.as_millis() as u64),
-        Demand::rate(key("load_bytes_per_second"), rates.load_bytes_per_second.map(Bytes)),
-        Demand::rate(key("store_bytes_per_second"), rates.store_bytes_per_second.map(Bytes)),
+        Demand::within(key("load_deadline_ms"), load_deadline.as_millis() as u64, 1..=LONGEST_MS),
+        rate(key("load_bytes_per_second"), rates.load_bytes_per_second.map(Bytes)),
+        rate(key("store_bytes_per_second"), rates.store_bytes_per_second.map(Bytes)),
     ]
+}
+
+/// Settings that are allowed where nothing comes of them, whoever made them. Somebody who did is told.
+pub(super) fn idle(config: &Config) -> Vec<Idle> {
+    let Config { http, limits, tiers, .. } = config;
+    let mut idle = Vec::new();
+    if http.address == HttpAddress::Off {
+        idle.push(Idle::new(["http.allow_remote", "http.hosts"], "`http.address` is `off`"));
+    }
+    if limits.sessions_per_user > limits.connections_per_user {
+        let because = "each session takes a connection, and `limits.connections_per_user` is less";
+        idle.push(Idle::new(["limits.sessions_per_user"], because));
+    }
+    if limits.calls_per_connection > limits.calls_per_user {
+        let because = "`limits.calls_per_user` counts the same calls, and is less";
+        idle.push(Idle::new(["limits.calls_per_connection"], because));
+    }
+    idle.extend(tiers.iter().flat_map(|tier| idle_in(&**tier)));
+    idle
+}
+
+fn idle_in(tier: &dyn TierSpec) -> Vec<Idle> {
+    if !tier.is_configured() {
+        let keys = tier.keys().iter().map(|key| key.name).filter(|name| *name != tier.switch());
+        return vec![Idle::new(keys, format!("`{}` is not set", tier.switch()))];
+    }
+    let mut idle = tier.idle();
+    if let Some((key, timeout)) = tier.operation_timeout()
+        && tier.options().load_deadline > timeout
+    {
+        let because = format!("operations fail after `{key}`, which is less");
+        idle.push(Idle::new([format!("{}.load_deadline_ms", tier.section())], because));
+    }
+    idle
 }
 
 fn fits_a_socket(directory: &Path) -> bool {

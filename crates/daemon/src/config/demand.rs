@@ -1,32 +1,24 @@
-//! What a value must hold beyond its type.
+//! What is said of values beyond their type, in the words of the configuration. Most demands come from the settings of
+//! the tiers themselves.
 
-use std::borrow::Cow;
-use std::ops::RangeInclusive;
+use forebay_io::Demand;
 
 use super::value::Bytes;
 
-/// Where `holds` is false, the key's value cannot be, and `must` says what it must be instead.
-pub struct Demand {
-    pub key: String,
-    pub holds: bool,
-    pub must: Cow<'static, str>,
+/// Of a limit in bytes, per whatever time.
+pub fn rate(key: impl Into<String>, rate: Option<Bytes>) -> Demand {
+    Demand::new(key, rate.is_none_or(|bytes| bytes.0 > 0), "be greater than 0, or not set")
 }
 
-impl Demand {
-    pub fn new(key: impl Into<String>, holds: bool, must: impl Into<Cow<'static, str>>) -> Demand {
-        Demand { key: key.into(), holds, must: must.into() }
-    }
+/// Nothing comes of these keys, at the values that the configuration has.
+pub struct Idle {
+    pub keys: Vec<String>,
+    /// Follows a colon.
+    pub because: String,
+}
 
-    pub fn within(key: impl Into<String>, value: u64, range: RangeInclusive<u64>) -> Demand {
-        Demand::new(key, range.contains(&value), format!("be from {} to {}", range.start(), range.end()))
-    }
-
-    pub fn at_least_1(key: impl Into<String>, value: u64) -> Demand {
-        Demand::new(key, value > 0, "be at least 1")
-    }
-
-    /// In bytes, per whatever time.
-    pub fn rate(key: impl Into<String>, rate: Option<Bytes>) -> Demand {
-        Demand::new(key, rate.is_none_or(|bytes| bytes.0 > 0), "be greater than 0, or not set")
+impl Idle {
+    pub fn new<K: Into<String>>(keys: impl IntoIterator<Item = K>, because: impl Into<String>) -> Idle {
+        Idle { keys: keys.into_iter().map(Into::into).collect(), because: because.into() }
     }
 }

@@ -12,9 +12,10 @@ use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::client::{CONFIG_VARIABLE, config_file, read_config};
 use toml::{Table, Value};
 
-use super::check::first_unmet;
+use super::check::{first_unmet, idle};
+use super::demand::Idle;
 use super::names::{check_names, find, key_of, unknown_key};
-use super::{Bytes, Config, Key, Setting, TierSpec};
+use super::{Bytes, Config, Key, Setting};
 
 /// Where values may come from.
 #[derive(Clone, Debug, Default)]
@@ -57,12 +58,13 @@ pub struct Loaded {
     pub warnings: Vec<String>,
     /// The file that was read.
     pub file: Option<PathBuf>,
-    origins: BTreeMap<&'static str, Origin>,
+    /// Who set a key, and what they wrote.
+    origins: BTreeMap<&'static str, (Origin, String)>,
 }
 
 impl Loaded {
     pub fn origin(&self, key: &Key) -> &Origin {
-        self.origins.get(key.name).unwrap_or(&Origin::Default)
+        self.origins.get(key.name).map_or(&Origin::Default, |(origin, _)| origin)
     }
 }
 
@@ -102,28 +104,33 @@ impl Loaded {
     fn set_text(&mut self, key: &'static Key, text: &str, origin: Origin) -> Result<()> {
         let quoted = Value::String(text.to_string());
         if self.config.set(key, &quoted) {
-            return self.came_from(key, origin);
+            return self.came_from(key, origin, text.to_owned());
         }
         let bare = format!("value = {text}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
-        self.set(key, &bare.unwrap_or(quoted), origin)
+        self.take(key, &bare.unwrap_or(quoted), origin, text.to_owned())
     }
 
     fn set(&mut self, key: &'static Key, value: &Value, origin: Origin) -> Result<()> {
+        let written = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+        self.take(key, value, origin, written)
+    }
+
+    /// `written` is how the value is shown to whoever wrote it.
+    fn take(&mut self, key: &'static Key, value: &Value, origin: Origin, written: String) -> Result<()> {
         if !self.config.set(key, value) {
-            let shown = || value.as_str().map_or_else(|| value.to_string(), str::to_string);
-            let shown = if key.is_secret { "***".to_string() } else { shown() };
+            let shown = if key.is_secret { "***" } else { &written };
             let hint = match key.kind == Bytes::KIND && Bytes::is_too_large(value) {
                 true => "it is too large: give less than 16777216TiB".to_string(),
                 false => format!("give {}", key.kind),
             };
             return Err(Error::invalid(format!("`{}` cannot be `{shown}`", key.name)).with("from", origin).hint(hint));
         }
-        self.came_from(key, origin)
+        self.came_from(key, origin, written)
     }
 
     /// Of the value that was set last. A relative path means another place from another working directory: a flag's is
     /// made whole where it is given, and others are refused. `//` and `/./` in a path mean `/`, wherever it comes from.
-    fn came_from(&mut self, key: &'static Key, origin: Origin) -> Result<()> {
+    fn came_from(&mut self, key: &'static Key, origin: Origin, written: String) -> Result<()> {
         let value = self.config.value(key).filter(|_| key.is_path);
         for path in value.iter().flat_map(texts).map(Path::new).filter(|path| path.is_relative()) {
             let whole = whole(path)?;
@@ -136,28 +143,28 @@ impl Loaded {
         if let Some(value) = &value {
             self.config.set(key, &with_whole_paths(value)?);
         }
-        self.origins.insert(key.name, origin);
+        self.origins.insert(key.name, (origin, written));
         Ok(())
     }
 
-    /// Keys that somebody set to other values in the section of a tier that is off: nothing comes of them.
+    /// Keys that somebody set to other values than the usual ones, and of which nothing comes.
     fn without_effect(&self) -> Vec<String> {
         let usual = Config::default();
-        let off = self.config.tiers.iter().filter(|tier| !tier.is_configured());
-        let set = |tier: &dyn TierSpec| -> Vec<String> {
-            let is_other = |key: &&Key| key.name != tier.switch() && self.config.value(key) != usual.value(key);
-            let keys = tier.keys().iter().filter(|key| *self.origin(key) != Origin::Default).filter(is_other);
-            keys.map(|key| format!("`{}`", key.name)).collect()
+        let is_set = |key: &&Key| *self.origin(key) != Origin::Default && self.config.value(key) != usual.value(key);
+        let told = |Idle { keys, because }| {
+            let set = keys.iter().filter_map(|name| find(name)).filter(is_set);
+            let set: Vec<String> = set.map(|key| format!("`{}`", key.name)).collect();
+            (!set.is_empty()).then(|| format!("nothing comes of {}: {because}", set.join(", ")))
         };
-        off.map(|tier| (set(&**tier), tier.switch()))
-            .filter(|(set, _)| !set.is_empty())
-            .map(|(set, switch)| format!("nothing comes of {}: `{switch}` is not set", set.join(", ")))
-            .collect()
+        idle(&self.config).into_iter().filter_map(told).collect()
     }
 
+    /// The value is shown as it was written, unless it may hold a password.
     fn cannot_be(&self, key: &Key, must: &str) -> Error {
-        let value = self.config.value(key).map_or_else(String::new, |value| value.to_string());
-        Error::invalid(format!("`{}` cannot be `{}`", key.name, value.trim_matches('"')))
+        let written = self.origins.get(key.name).map(|(_, written)| written.clone()).filter(|_| !key.is_secret);
+        let value = || self.config.value(key).map_or_else(String::new, |value| value.to_string());
+        let shown = written.unwrap_or_else(|| value().trim_matches('"').to_owned());
+        Error::invalid(format!("`{}` cannot be `{shown}`", key.name))
             .with("from", self.origin(key))
             .hint(format!("it must {must}"))
     }
@@ -364,6 +371,14 @@ mod tests {
             ("log.level", "verbose"),
             ("tier.ssd.write_bytes_per_day", "0"),
             ("tier.ssd.capacity_bytes", "100KiB"),
+            ("tier.ssd.capacity_bytes", "0.1KiB"),
+            ("pool.unit_bytes", "3.0 MiB"),
+            ("pool.promise_share", "1.50"),
+            ("drain.deadline_seconds", "86401"),
+            ("alarm.step_seconds", "9223372036854775807"),
+            ("limits.idle_seconds", "9223372036854775807"),
+            ("pool.scrub_walk_seconds", "9223372036854775807"),
+            ("tier.fs.load_deadline_ms", "86400001"),
             ("tier.ssd.segment_bytes", "3MiB"),
             ("tier.ssd.segment_bytes", "2GiB"),
             ("tier.fs.load_deadline_ms", "0"),

@@ -8,16 +8,16 @@ use std::time::Duration;
 use forebay_core::Result;
 use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
-use forebay_io::StoreReport;
 use forebay_io::fs::{Fs, FsConfig, Fsync};
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
 use forebay_io::uring::Region;
+use forebay_io::{Demand, StoreReport};
 use toml::Value;
 
 use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec, Touches};
-use crate::config::{Bytes, Demand, Setting, settings};
+use crate::config::{Bytes, Setting, settings};
 
 settings! {
     /// Directories, local or NFS, that several hosts share.
@@ -74,17 +74,11 @@ impl TierSpec for TierFs {
     }
 
     fn demands(&self) -> Vec<Demand> {
-        vec![
-            Demand::within("tier.fs.streams", self.streams.into(), 1..=forebay_io::fs::MOST_STREAMS.into()),
-            Demand::at_least_1("tier.fs.buffers", self.buffers.into()),
-            Demand::at_least_1("tier.fs.timeout_ms", self.timeout_ms),
-            Demand::new(
-                "tier.fs.capacity_bytes",
-                self.capacity_bytes.is_none_or(|bytes| bytes.0 >= forebay_io::fs::LEAST_CAPACITY_BYTES),
-                "be at least 1 MiB, or not set",
-            ),
-            Demand::at_least_1("tier.fs.max_age_seconds", self.max_age_seconds.unwrap_or(1)),
-        ]
+        settings(self).demands("tier.fs.")
+    }
+
+    fn operation_timeout(&self) -> Option<(&'static str, Duration)> {
+        Some(("tier.fs.timeout_ms", Duration::from_millis(self.timeout_ms)))
     }
 
     fn options(&self) -> Options {

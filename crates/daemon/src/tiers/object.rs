@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use forebay_core::Result;
 use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
+use forebay_io::Demand;
 use forebay_io::header::Sealing;
 
 use super::spec::{Claimed, Options, TierSpec, Touches};
-use crate::config::{Bytes, Demand, settings};
+use crate::config::{Bytes, settings};
 
 settings! {
     /// A bucket of an S3-compatible store that several hosts share; in builds with the feature `object`. Credentials
@@ -66,20 +67,17 @@ impl TierSpec for TierObject {
     }
 
     fn demands(&self) -> Vec<Demand> {
-        let is_built = self.bucket.is_empty() || cfg!(feature = "object");
-        let is_pair = self.access_key_id_file.is_some() == self.secret_access_key_file.is_some();
-        vec![
-            Demand::new(
-                "tier.object.bucket",
-                is_built,
-                "be empty in this build: object stores need a build with `--features object`",
-            ),
-            Demand::new(
-                "tier.object.access_key_id_file",
-                is_pair,
-                "be set together with `tier.object.secret_access_key_file`, or neither",
-            ),
-        ]
+        let is_built = !self.is_configured() || cfg!(feature = "object");
+        let must = "be empty in this build: object stores need a build with `--features object`";
+        let mut demands = vec![Demand::new("tier.object.bucket", is_built, must)];
+        if self.is_configured() {
+            demands.extend(built::demands(self));
+        }
+        demands
+    }
+
+    fn operation_timeout(&self) -> Option<(&'static str, Duration)> {
+        Some(("tier.object.timeout_ms", Duration::from_millis(self.timeout_ms)))
     }
 
     fn options(&self) -> Options {
@@ -108,19 +106,19 @@ impl TierSpec for TierObject {
 #[cfg(feature = "object")]
 mod built {
     use std::os::fd::BorrowedFd;
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
     use std::sync::Arc;
     use std::time::Duration;
 
     use forebay_core::Result;
     use forebay_core::tier::Capabilities;
-    use forebay_io::StoreReport;
     use forebay_io::header::Sealing;
     use forebay_io::object::{Object, ObjectConfig, Secret};
     use forebay_io::pool::Pool;
     use forebay_io::purge::Place;
     use forebay_io::secret_file::read_secret;
     use forebay_io::uring::Region;
+    use forebay_io::{Demand, StoreReport};
 
     use super::super::spec::{Claimed, Driven, OpeningEvents};
     use super::TierObject;
@@ -149,14 +147,24 @@ mod built {
         }
     }
 
+    pub fn demands(config: &TierObject) -> Vec<Demand> {
+        settings(config, |_, _| Ok(String::new())).map_or_else(|_| Vec::new(), |config| config.demands("tier.object."))
+    }
+
     pub fn claim(config: &TierObject, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
-        let secret = |key, file: &Option<PathBuf>| file.as_deref().map(|file| read_secret(key, file)).transpose();
+        let config = ObjectConfig { sealing: sealing.clone(), ..settings(config, read_secret)? };
+        config.check()?;
+        Ok(Box::new(config))
+    }
+
+    /// `read` gives the secret that is in a file: the file's key, and its path.
+    fn settings(config: &TierObject, read: impl Fn(&'static str, &Path) -> Result<String>) -> Result<ObjectConfig> {
+        let secret = |key, file: &Option<PathBuf>| file.as_deref().map(|file| read(key, file)).transpose();
         let access_key_id = secret("tier.object.access_key_id_file", &config.access_key_id_file)?;
         let secret_access_key = secret("tier.object.secret_access_key_file", &config.secret_access_key_file)?;
-        let config = ObjectConfig {
+        Ok(ObjectConfig {
             access_key_id,
             secret_access_key: secret_access_key.map(Secret),
-            sealing: sealing.clone(),
             prefix: config.prefix.clone(),
             region: config.region.clone(),
             endpoint: config.endpoint.clone(),
@@ -165,9 +173,7 @@ mod built {
             part_bytes: config.part_bytes.0,
             read_only: config.read_only,
             ..ObjectConfig::new(config.bucket.clone())
-        };
-        config.check()?;
-        Ok(Box::new(config))
+        })
     }
 }
 
@@ -176,6 +182,7 @@ mod built {
 mod built {
     use forebay_core::tier::Capabilities;
     use forebay_core::{Error, ErrorKind, Result};
+    use forebay_io::Demand;
     use forebay_io::header::Sealing;
 
     use super::super::spec::Claimed;
@@ -183,6 +190,10 @@ mod built {
 
     pub fn capabilities() -> Capabilities {
         Capabilities::default()
+    }
+
+    pub fn demands(_: &TierObject) -> Vec<Demand> {
+        Vec::new()
     }
 
     pub fn claim(_: &TierObject, _: &Sealing) -> Result<Box<dyn Claimed>> {

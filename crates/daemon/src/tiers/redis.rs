@@ -1,26 +1,24 @@
 //! The entry of Redis and Valkey in `ALL`, the list of tiers.
 
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_core::Result;
 use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
-use forebay_core::{Result, size};
-use forebay_io::StoreReport;
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
-use forebay_io::redis::{
-    CONNECTIONS, Credentials, LONGEST_VALUE, Mode, Redis, RedisConfig, SentinelConfig, THREADS, TTL_SECONDS, TlsConfig,
-};
+use forebay_io::redis::{Credentials, Mode, Redis, RedisConfig, SentinelConfig, TlsConfig};
 use forebay_io::secret_file::read_secret;
 use forebay_io::uring::Region;
+use forebay_io::{Demand, StoreReport};
 use toml::Value;
 
 use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec, Touches};
-use crate::config::{Bytes, Demand, Secret, ServerUrl, Setting, settings};
+use crate::config::{Bytes, Idle, Secret, ServerUrl, Setting, settings};
 
 settings! {
     /// A Redis or Valkey server that several hosts share. Each host finds the blocks that the others stored.
@@ -33,7 +31,7 @@ settings! {
         /// alone in the file; one newline at its end is not part of it. The daemon reads the file when it starts.
         password_file: Option<PathBuf> = None;
         /// How the servers named by `urls` belong together.
-        mode: RedisMode = RedisMode::Single;
+        mode: Mode = Mode::Single;
         /// Name of the master, as the sentinels know it.
         sentinel_master: String = String::new();
         /// User name for sentinels that have users; needs a password of theirs. The user and password in `urls` are for
@@ -86,14 +84,6 @@ settings! {
     }
 }
 
-/// How the servers that are named belong together.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RedisMode {
-    Single,
-    Cluster,
-    Sentinel,
-}
-
 impl TierSpec for TierRedis {
     fn capabilities(&self) -> Capabilities {
         Redis::CAPABILITIES
@@ -108,61 +98,30 @@ impl TierSpec for TierRedis {
     }
 
     fn demands(&self) -> Vec<Demand> {
-        let is_one = self.sentinel_password.is_none() || self.sentinel_password_file.is_none();
-        let must = "not be set where `tier.redis.sentinel_password` is set";
-        let [has_password, has_file] = [self.sentinel_password.is_some(), self.sentinel_password_file.is_some()];
-        let has_sentinels = has_password
-            || has_file
-            || !self.sentinel_master.is_empty()
-            || self.sentinel_user.is_some()
-            || self.sentinel_tls.is_some();
-        let is_sentinel = self.mode == RedisMode::Sentinel;
-        let is_whole = self.certificate_file.is_some() == self.key_file.is_some();
-        let length = |bytes: u64| size::exact(bytes);
-        let (least, most) = LONGEST_VALUE.into_inner();
-        vec![
-            Demand::new("tier.redis.sentinel_password_file", is_one, must),
-            Demand::new(
-                "tier.redis.urls",
-                self.mode != RedisMode::Single || self.urls.len() <= 1,
-                "be one URL where `tier.redis.mode` is `single`",
-            ),
-            Demand::new(
-                "tier.redis.mode",
-                is_sentinel || !has_sentinels,
-                "be `sentinel` where a key that begins with `tier.redis.sentinel_` is set",
-            ),
-            Demand::new(
-                "tier.redis.sentinel_master",
-                !is_sentinel || !self.sentinel_master.is_empty(),
-                "name the master where `tier.redis.mode` is `sentinel`",
-            ),
-            Demand::new(
-                "tier.redis.sentinel_user",
-                self.sentinel_user.is_none() || has_password || has_file,
-                "not be set without `tier.redis.sentinel_password` or `tier.redis.sentinel_password_file`",
-            ),
-            Demand::new(
-                "tier.redis.certificate_file",
-                is_whole,
-                "be set together with `tier.redis.key_file`, or neither",
-            ),
-            Demand::new(
-                "tier.redis.key_prefix",
-                !self.key_prefix.contains(['{', '}']) && self.key_prefix.len() <= 128,
-                "have at most 128 bytes and no braces, which choose the slot in a cluster",
-            ),
-            Demand::within("tier.redis.connections", self.connections.into(), CONNECTIONS),
-            Demand::within("tier.redis.threads", self.threads.into(), THREADS),
-            Demand::within("tier.redis.ttl_seconds", self.ttl_seconds.unwrap_or(1), TTL_SECONDS),
-            Demand::new(
-                "tier.redis.value_bytes",
-                LONGEST_VALUE.contains(&self.value_bytes.0),
-                format!("be from {} to {}", length(least), length(most)),
-            ),
-            Demand::at_least_1("tier.redis.connect_timeout_ms", self.connect_timeout_ms),
-            Demand::at_least_1("tier.redis.operation_timeout_ms", self.operation_timeout_ms),
-        ]
+        let Ok(config) = settings(self, |_, _| Ok(String::new())) else { return Vec::new() };
+        let mut demands = config.demands(SECTION);
+        if self.is_configured() {
+            let is_one = self.sentinel_password.is_none() || self.sentinel_password_file.is_none();
+            let must = "not be set where `tier.redis.sentinel_password` is set";
+            demands.push(Demand::new("tier.redis.sentinel_password_file", is_one, must));
+            demands.extend(config.joint_demands(SECTION));
+        }
+        demands
+    }
+
+    fn idle(&self) -> Vec<Idle> {
+        let is_tls = |url: &ServerUrl| url.0.starts_with("rediss://");
+        let has_tls = self.urls.iter().any(is_tls) || self.sentinel_tls == Some(true);
+        let keys = ["ca_file", "certificate_file", "key_file", "server_name"];
+        let because = "no URL of `tier.redis.urls` begins with `rediss://`";
+        match has_tls {
+            true => Vec::new(),
+            false => vec![Idle::new(keys.map(|key| format!("{SECTION}{key}")), because)],
+        }
+    }
+
+    fn operation_timeout(&self) -> Option<(&'static str, Duration)> {
+        Some(("tier.redis.operation_timeout_ms", Duration::from_millis(self.operation_timeout_ms)))
     }
 
     fn options(&self) -> Options {
@@ -179,15 +138,15 @@ impl TierSpec for TierRedis {
     }
 
     fn check(&self) -> Result<()> {
-        settings(self)?.check()
+        settings(self, read_secret)?.check()
     }
 
     fn examine(&self) -> Vec<Result<String>> {
-        settings(self).map_or_else(|error| vec![Err(error)], |config| forebay_io::redis::examine(&config))
+        settings(self, read_secret).map_or_else(|error| vec![Err(error)], |config| forebay_io::redis::examine(&config))
     }
 
     fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
-        Ok(Box::new(RedisConfig { sealing: sealing.clone(), ..settings(self)? }))
+        Ok(Box::new(RedisConfig { sealing: sealing.clone(), ..settings(self, read_secret)? }))
     }
 }
 
@@ -215,24 +174,22 @@ impl Driven for Redis {
     }
 }
 
-/// With the secrets that are in files.
-fn settings(config: &TierRedis) -> Result<RedisConfig> {
-    let secret = |key, file: &Option<PathBuf>| file.as_deref().map(|file| read_secret(key, file)).transpose();
+/// What stands before each key.
+const SECTION: &str = "tier.redis.";
+
+/// `read` gives the secret that is in a file: the file's key, and its path.
+fn settings(config: &TierRedis, read: impl Fn(&'static str, &Path) -> Result<String>) -> Result<RedisConfig> {
+    let secret = |key, file: &Option<PathBuf>| file.as_deref().map(|file| read(key, file)).transpose();
     let password = secret("tier.redis.password_file", &config.password_file)?;
     let sentinel_password = secret("tier.redis.sentinel_password_file", &config.sentinel_password_file)?;
-    let mode = match config.mode {
-        RedisMode::Single => Mode::Single,
-        RedisMode::Cluster => Mode::Cluster,
-        RedisMode::Sentinel => Mode::Sentinel { master: config.sentinel_master.clone() },
-    };
     let credentials = Credentials {
         user: config.sentinel_user.clone(),
         password: sentinel_password.or_else(|| config.sentinel_password.as_ref().map(|secret| secret.0.clone())),
     };
     Ok(RedisConfig {
-        mode,
+        mode: config.mode,
         credentials: Credentials { user: None, password },
-        sentinel: SentinelConfig { credentials, is_tls: config.sentinel_tls },
+        sentinel: SentinelConfig { master: config.sentinel_master.clone(), credentials, is_tls: config.sentinel_tls },
         connections: config.connections as usize,
         threads: config.threads as usize,
         ttl_seconds: config.ttl_seconds,
@@ -250,23 +207,23 @@ fn settings(config: &TierRedis) -> Result<RedisConfig> {
     })
 }
 
-impl Setting for RedisMode {
+impl Setting for Mode {
     const KIND: &'static str = "`\"single\"`, `\"cluster\"` or `\"sentinel\"`";
 
-    fn read(value: &Value) -> Option<RedisMode> {
+    fn read(value: &Value) -> Option<Mode> {
         match value.as_str()? {
-            "single" => Some(RedisMode::Single),
-            "cluster" => Some(RedisMode::Cluster),
-            "sentinel" => Some(RedisMode::Sentinel),
+            "single" => Some(Mode::Single),
+            "cluster" => Some(Mode::Cluster),
+            "sentinel" => Some(Mode::Sentinel),
             _ => None,
         }
     }
 
     fn show(&self) -> Option<Value> {
         let text = match self {
-            RedisMode::Single => "single",
-            RedisMode::Cluster => "cluster",
-            RedisMode::Sentinel => "sentinel",
+            Mode::Single => "single",
+            Mode::Cluster => "cluster",
+            Mode::Sentinel => "sentinel",
         };
         Some(Value::String(text.to_string()))
     }

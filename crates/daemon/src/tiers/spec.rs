@@ -13,13 +13,13 @@ use forebay_core::decorate::{Limits as Rates, Timed};
 use forebay_core::tier::{Capabilities, Location};
 use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, NamespaceId, Result};
-use forebay_io::StoreReport;
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
 use forebay_io::ssd::DiskReport;
+use forebay_io::{Demand, StoreReport};
 
-use crate::config::{Bytes, Demand, Section};
+use crate::config::{Bytes, Idle, Section};
 
 /// What is known of shared stores ages so often: often enough that what other hosts stored is soon found, and seldom
 /// enough that a request does not wait twice for a block whose load failed or was late.
@@ -44,6 +44,16 @@ pub trait TierSpec: Section {
     /// What the section's values must hold beyond their types, except those in [`Options`].
     fn demands(&self) -> Vec<Demand> {
         Vec::new()
+    }
+
+    /// Settings of a configured tier of which nothing comes beside its others.
+    fn idle(&self) -> Vec<Idle> {
+        Vec::new()
+    }
+
+    /// After what time an operation fails, and the key that says so.
+    fn operation_timeout(&self) -> Option<(&'static str, Duration)> {
+        None
     }
 
     fn options(&self) -> Options;

@@ -14,6 +14,7 @@ use forebay_core::size::{human, human_at_most};
 use forebay_core::tier::{Capabilities, Location};
 use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, NamespaceId, Result};
+use forebay_io::Demand;
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::ssd::{DiskConfig, DiskReport, Look, Prospect, Ssd, SsdConfig};
@@ -21,7 +22,7 @@ use forebay_io::uring::{EngineChoice, Region};
 use toml::Value;
 
 use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec};
-use crate::config::{Bytes, Demand, Setting, settings};
+use crate::config::{Bytes, Setting, rate, settings};
 use arrival::Arrival;
 use novelty::{Novelty, missing_beside_others};
 
@@ -88,8 +89,8 @@ impl TierSpec for TierSsd {
                 self.capacity_bytes.is_none_or(|bytes| bytes.0 >= least_bytes),
                 "be at least 1 MiB and eight times `tier.ssd.segment_bytes`, and 9 MiB if that is not set",
             ),
-            Demand::rate("tier.ssd.write_bytes_per_second", self.write_bytes_per_second),
-            Demand::rate("tier.ssd.write_bytes_per_day", self.write_bytes_per_day),
+            rate("tier.ssd.write_bytes_per_second", self.write_bytes_per_second),
+            rate("tier.ssd.write_bytes_per_day", self.write_bytes_per_day),
         ]
     }
 

@@ -5,12 +5,8 @@ use std::time::Duration;
 
 use forebay_core::{Error, Result};
 
+use crate::demand::{self, Demand, LONGEST_MS};
 use crate::header::Sealing;
-
-/// Threads for one directory.
-pub const MOST_STREAMS: u32 = 1024;
-/// The smallest that a directory may be.
-pub const LEAST_CAPACITY_BYTES: u64 = 1 << 20;
 
 /// What is flushed before a block counts as stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,33 +107,29 @@ impl FsConfig {
                 .with("path", path)
                 .hint("name each directory once"));
         }
-        if self.streams == 0 || self.streams > MOST_STREAMS || self.buffers == 0 {
-            return wrong(
-                "`streams` must be 1 to 1024, and `buffers` at least 1",
-                "leave them out: the defaults suit most mounts",
-            );
-        }
-        if self.queued_loads == 0 || self.queued_finds == 0 || self.queued_stores == 0 {
-            return wrong("a queue must take at least one operation", "leave the queue lengths out for the defaults");
-        }
-        if self.max_block_bytes == 0 || self.max_block_bytes > 1 << 31 {
-            return wrong("the longest block must have 1 byte to 2 GiB", "leave it out for the default");
-        }
-        if self.timeout.is_zero() || self.lease < Duration::from_millis(100) {
-            return wrong(
-                "a timeout must be greater than 0, and a lease at least 100 ms",
-                "leave them out for the defaults",
-            );
-        }
-        if self.grant_age.is_zero() {
-            return wrong("the lifetime of a grant must be greater than 0", "leave it out for the default");
-        }
-        if self.capacity_bytes.is_some_and(|bytes| bytes < LEAST_CAPACITY_BYTES) {
-            return wrong("a directory's capacity must be at least 1 MiB", "raise it, or remove it for no limit");
-        }
-        if self.max_age.is_some_and(|age| age.is_zero()) {
-            return wrong("an age limit must be greater than 0", "remove it to keep blocks of any age");
-        }
-        Ok(())
+        demand::check(self.demands(""))
+    }
+
+    /// What single values must hold. `section` stands before the names of the settings.
+    pub fn demands(&self, section: &str) -> Vec<Demand> {
+        let key = |name: &str| format!("{section}{name}");
+        let at_least_1 = |name: &str, value| Demand::at_least_1(key(name), value);
+        vec![
+            Demand::within(key("streams"), self.streams.into(), 1..=1024),
+            at_least_1("buffers", self.buffers.into()),
+            at_least_1("queued_loads", self.queued_loads as u64),
+            at_least_1("queued_finds", self.queued_finds as u64),
+            at_least_1("queued_stores", self.queued_stores as u64),
+            Demand::within(key("max_block_bytes"), self.max_block_bytes, 1..=1 << 31),
+            Demand::within(key("timeout_ms"), self.timeout.as_millis() as u64, 1..=LONGEST_MS),
+            Demand::new(key("lease"), self.lease >= Duration::from_millis(100), "be at least 100 ms"),
+            Demand::new(key("grant_age"), !self.grant_age.is_zero(), "be greater than 0"),
+            Demand::new(
+                key("capacity_bytes"),
+                self.capacity_bytes.is_none_or(|bytes| bytes >= 1 << 20),
+                "be at least 1 MiB, or not set",
+            ),
+            at_least_1("max_age_seconds", self.max_age.map_or(1, |age| age.as_secs())),
+        ]
     }
 }

@@ -36,6 +36,6 @@ mod tier;
 mod walk;
 mod writer;
 
-pub use config::{FsConfig, Fsync, LEAST_CAPACITY_BYTES, MOST_STREAMS};
+pub use config::{FsConfig, Fsync};
 pub use report::{Counters, FsReport, RootReport};
 pub use tier::{Fs, examine};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use forebay_core::{Error, Result};
 
+use crate::demand::{self, Demand, LONGEST_MS};
 use crate::header::Sealing;
 
 /// A secret that is never printed.
@@ -85,21 +86,25 @@ impl ObjectConfig {
         if self.prefix.starts_with('/') || self.prefix.ends_with('/') || self.prefix.contains("//") {
             return wrong("a prefix must not begin or end with a slash", "write it like `team/forebay`");
         }
-        if self.access_key_id.is_some() != self.secret_access_key.is_some() {
-            return wrong(
-                "an access key needs an id and a secret",
-                "give both, or neither to use those of the environment",
-            );
-        }
-        if self.part_bytes < LEAST_PART_BYTES {
-            return wrong("a part must have at least 5 MiB", "leave it out for the default");
-        }
-        if self.requests == 0 || self.queued_loads == 0 || self.queued_stores == 0 || self.timeout.is_zero() {
-            return wrong("requests, queues and the timeout must be greater than 0", "leave them out for the defaults");
-        }
-        if self.max_block_bytes == 0 || self.max_block_bytes > 1 << 31 {
-            return wrong("the longest block must have 1 byte to 2 GiB", "leave it out for the default");
-        }
-        Ok(())
+        demand::check(self.demands(""))
+    }
+
+    /// What the values must hold, if the tier is on. `section` stands before the names of the settings.
+    pub fn demands(&self, section: &str) -> Vec<Demand> {
+        let key = |name: &str| format!("{section}{name}");
+        let at_least_1 = |name: &str, value| Demand::at_least_1(key(name), value);
+        vec![
+            Demand::new(
+                key("access_key_id_file"),
+                self.access_key_id.is_some() == self.secret_access_key.is_some(),
+                format!("be set together with `{section}secret_access_key_file`, or neither"),
+            ),
+            Demand::new(key("part_bytes"), self.part_bytes >= LEAST_PART_BYTES, "be at least 5 MiB"),
+            at_least_1("requests", self.requests as u64),
+            at_least_1("queued_loads", self.queued_loads as u64),
+            at_least_1("queued_stores", self.queued_stores as u64),
+            Demand::within(key("timeout_ms"), self.timeout.as_millis() as u64, 1..=LONGEST_MS),
+            Demand::within(key("max_block_bytes"), self.max_block_bytes, 1..=1 << 31),
+        ]
     }
 }

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{BlockKey, Error, ErrorKind, Result};
+use forebay_core::{BlockKey, Error, ErrorKind, Result, size};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 
 use super::address::{Address, Credentials, Url};
 use super::name;
+use crate::demand::{self, Demand, LONGEST_MS};
 use crate::header::Sealing;
 
 /// The machine's trusted certificates, on Debian and on Red Hat.
@@ -25,24 +26,28 @@ const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/
 /// blocks, so daemons and programs need the same default.
 pub const VALUE_BYTES: u64 = 1 << 20;
 
+/// Bytes of a value. The upper end is the servers' limit minus the header.
+const VALUES: RangeInclusive<u64> = 4096..=511 << 20;
+/// Operations of one kind that may wait.
+const MOST_QUEUED: u64 = 1 << 20;
+
 /// How the configured servers belong together.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// One server.
     Single,
     /// Nodes of a cluster; any of them can list the others.
     Cluster,
-    /// Sentinels that know the address of `master`. Scheme, user and password of the URLs are for the master;
+    /// Sentinels that know the address of their master. Scheme, user and password of the URLs are for the master;
     /// [`SentinelConfig`] has those for the sentinels.
-    Sentinel {
-        /// The name under which the sentinels watch it.
-        master: String,
-    },
+    Sentinel,
 }
 
-/// How to contact sentinels, where that differs from their master.
+/// Whom to ask sentinels for, and how to contact them where that differs from their master.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SentinelConfig {
+    /// The name under which the sentinels watch the master.
+    pub master: String,
     /// None if the sentinels require none; the master's credentials are never sent to a sentinel.
     pub credentials: Credentials,
     /// Whether to use TLS; without it, TLS is used if the URLs begin with `rediss`.
@@ -73,7 +78,7 @@ pub struct RedisConfig {
     pub mode: Mode,
     /// With or without the secret of the hosts that share the servers.
     pub sealing: Sealing,
-    /// Used in [`Mode::Sentinel`] only.
+    /// As it is by default, unless the mode is [`Mode::Sentinel`].
     pub sentinel: SentinelConfig,
     /// Connections to each server for loads and stores; lookups have a separate one. If there are several, the first
     /// carries no stores.
@@ -145,6 +150,69 @@ impl RedisConfig {
         Settings::of(self).map(|_| ())
     }
 
+    /// What single values must hold. `section` stands before the names of the settings.
+    pub fn demands(&self, section: &str) -> Vec<Demand> {
+        let key = |name: &str| format!("{section}{name}");
+        let (shortest, longest) = (size::exact(*VALUES.start()), size::exact(*VALUES.end()));
+        let within = |name: &str, value, most| Demand::within(key(name), value, 1..=most);
+        vec![
+            within("connections", self.connections as u64, 1024),
+            within("threads", self.threads as u64, 64),
+            within("pipeline_depth", self.pipeline_depth as u64, 4096),
+            within("pipeline_bytes", self.pipeline_bytes, 1 << 40),
+            within("queued_loads", self.queued_loads as u64, MOST_QUEUED),
+            within("queued_stores", self.queued_stores as u64, MOST_QUEUED),
+            within("queued_finds", self.queued_finds as u64, MOST_QUEUED),
+            within("ttl_seconds", self.ttl_seconds.unwrap_or(1), 1 << 40),
+            Demand::new(
+                key("value_bytes"),
+                VALUES.contains(&self.value_bytes),
+                format!("be from {shortest} to {longest}"),
+            ),
+            Demand::new(
+                key("key_prefix"),
+                !self.key_prefix.contains(['{', '}']) && self.key_prefix.len() <= 128,
+                "have at most 128 bytes and no braces, which choose the slot in a cluster",
+            ),
+            within("connect_timeout_ms", self.connect_timeout.as_millis() as u64, LONGEST_MS),
+            within("operation_timeout_ms", self.operation_timeout.as_millis() as u64, LONGEST_MS),
+        ]
+    }
+
+    /// What the values must hold together, if the tier is on. `section` as for [`RedisConfig::demands`].
+    pub fn joint_demands(&self, section: &str) -> Vec<Demand> {
+        let key = |name: &str| format!("{section}{name}");
+        let is_sentinel = self.mode == Mode::Sentinel;
+        let Credentials { user, password } = &self.sentinel.credentials;
+        vec![
+            Demand::new(
+                key("urls"),
+                self.mode != Mode::Single || self.urls.len() <= 1,
+                format!("be one URL where `{section}mode` is `single`"),
+            ),
+            Demand::new(
+                key("mode"),
+                is_sentinel || self.sentinel == SentinelConfig::default(),
+                format!("be `sentinel` where a key that begins with `{section}sentinel_` is set"),
+            ),
+            Demand::new(
+                key("sentinel_master"),
+                !is_sentinel || !self.sentinel.master.is_empty(),
+                format!("name the master where `{section}mode` is `sentinel`"),
+            ),
+            Demand::new(
+                key("sentinel_user"),
+                user.is_none() || password.is_some(),
+                format!("not be set without `{section}sentinel_password` or `{section}sentinel_password_file`"),
+            ),
+            Demand::new(
+                key("certificate_file"),
+                self.tls.certificate_file.is_some() == self.tls.key_file.is_some(),
+                format!("be set together with `{section}key_file`, or neither"),
+            ),
+        ]
+    }
+
     /// Writes the name of a part of a block into `name`, replacing its content.
     pub(super) fn write_name(&self, name: &mut Vec<u8>, key: &BlockKey, part: u32) {
         name::write(name, &self.key_prefix, key, self.sealing.version(), part);
@@ -193,12 +261,13 @@ impl Settings {
                 .hint("give all urls the same scheme, user, password and database"));
         }
         check_mode(config, first)?;
-        check_limits(config)?;
+        demand::check(config.joint_demands(""))?;
+        demand::check(config.demands(""))?;
         let tls = |is_wanted: bool| is_wanted.then(|| Tls::of(&config.tls)).transpose();
         let access = Access { credentials: credentials(config, first)?, tls: tls(first.is_tls)? };
         let sentinel_access = match &config.mode {
             Mode::Single | Mode::Cluster => access.clone(),
-            Mode::Sentinel { .. } => Access {
+            Mode::Sentinel => Access {
                 credentials: config.sentinel.credentials.clone(),
                 tls: tls(config.sentinel.is_tls.unwrap_or(first.is_tls))?,
             },
@@ -223,74 +292,19 @@ fn credentials(config: &RedisConfig, first: &Url) -> Result<Credentials> {
     }
 }
 
+/// What only the URLs tell.
 fn check_mode(config: &RedisConfig, first: &Url) -> Result<()> {
     let is_unix = matches!(first.address, Address::Unix(_));
-    let has_sentinels = matches!(config.mode, Mode::Sentinel { .. });
-    if !has_sentinels && config.sentinel != SentinelConfig::default() {
-        return Err(Error::invalid("sentinels are configured, but the mode is not `sentinel`")
-            .hint("set `mode` to `sentinel`, or remove all `sentinel_…` keys"));
-    }
-    let Credentials { user, password } = &config.sentinel.credentials;
-    if user.is_some() && password.is_none() {
-        return Err(Error::invalid("`sentinel_user` needs a password")
-            .hint("set `sentinel_password` or `sentinel_password_file` too, or only that"));
-    }
-    match &config.mode {
-        Mode::Single if config.urls.len() > 1 => Err(Error::invalid("mode `single` takes one url")
-            .with("urls", config.urls.len())
-            .hint("leave one url, or set `mode` to `cluster` or `sentinel`")),
+    match config.mode {
         Mode::Cluster if first.database != 0 => {
             Err(Error::invalid("a cluster has only database 0").hint("remove `/db` from the urls"))
         }
-        Mode::Cluster | Mode::Sentinel { .. } if is_unix => {
+        Mode::Cluster | Mode::Sentinel if is_unix => {
             Err(Error::invalid("clusters and sentinels need urls of TCP addresses")
                 .hint("use `redis://` or `rediss://`"))
         }
-        Mode::Sentinel { master } if master.is_empty() => {
-            Err(Error::invalid("mode `sentinel` needs the name of the master").hint("set `sentinel_master`"))
-        }
         _ => Ok(()),
     }
-}
-
-/// Connections to each server.
-pub const CONNECTIONS: RangeInclusive<u64> = 1..=1024;
-/// Threads over which these are spread.
-pub const THREADS: RangeInclusive<u64> = 1..=64;
-/// Seconds that a server keeps a block which nobody uses.
-pub const TTL_SECONDS: RangeInclusive<u64> = 1..=1 << 40;
-/// Bytes of a value. The upper end is the servers' limit minus the header.
-pub const LONGEST_VALUE: RangeInclusive<u64> = 4096..=511 << 20;
-
-fn check_limits(config: &RedisConfig) -> Result<()> {
-    let [connections, threads, ttl, value] =
-        [CONNECTIONS, THREADS, TTL_SECONDS, LONGEST_VALUE].map(RangeInclusive::into_inner);
-    let limits = [
-        ("connections", config.connections as u64, connections.0, connections.1),
-        ("threads", config.threads as u64, threads.0, threads.1),
-        ("pipeline_depth", config.pipeline_depth as u64, 1, 4096),
-        ("pipeline_bytes", config.pipeline_bytes, 1, 1 << 40),
-        ("queued_loads", config.queued_loads as u64, 1, 1 << 20),
-        ("queued_stores", config.queued_stores as u64, 1, 1 << 20),
-        ("queued_finds", config.queued_finds as u64, 1, 1 << 20),
-        ("ttl_seconds", config.ttl_seconds.unwrap_or(1), ttl.0, ttl.1),
-        ("value_bytes", config.value_bytes, value.0, value.1),
-    ];
-    for (name, value, least, most) in limits {
-        if !(least..=most).contains(&value) {
-            let error = Error::invalid(format!("`{name}` is out of range")).with("value", value);
-            return Err(error.hint(format!("choose a value from {least} to {most}")));
-        }
-    }
-    if config.key_prefix.contains(['{', '}']) || config.key_prefix.len() > 128 {
-        return Err(Error::invalid("`key_prefix` must have at most 128 bytes and no braces")
-            .with("key_prefix", &config.key_prefix)
-            .hint("use other characters: braces choose the slot in a cluster"));
-    }
-    if config.connect_timeout.is_zero() || config.operation_timeout.is_zero() {
-        return Err(Error::invalid("a timeout must be greater than 0").hint("set a timeout of some seconds"));
-    }
-    Ok(())
 }
 
 impl Tls {
@@ -300,15 +314,11 @@ impl Tls {
             .with_safe_default_protocol_versions()
             .map_err(|error| Error::new(ErrorKind::Unsupported, "cannot set up TLS").source(error))?
             .with_root_certificates(roots(config.ca_file.as_deref())?);
-        let client = match (&config.certificate_file, &config.key_file) {
-            (None, None) => builder.with_no_client_auth(),
-            (Some(certificate), Some(key)) => builder
+        let client = match config.certificate_file.as_ref().zip(config.key_file.as_ref()) {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => builder
                 .with_client_auth_cert(certificates(certificate)?, private_key(key)?)
                 .map_err(|error| Error::invalid("the certificate and the key do not match").source(error))?,
-            _ => {
-                return Err(Error::invalid("a client certificate needs its key, and a key its certificate")
-                    .hint("set both `certificate_file` and `key_file`, or none"));
-            }
         };
         let name = |name: &String| {
             ServerName::try_from(name.clone()).map_err(|error| {
@@ -373,18 +383,18 @@ mod tests {
         let missing = Some(PathBuf::from("/nowhere/ca.pem"));
         let of_sentinels = |user: Option<&str>, password: Option<&str>| {
             let [user, password] = [user, password].map(|text| text.map(str::to_owned));
-            SentinelConfig { credentials: Credentials { user, password }, is_tls: None }
+            SentinelConfig { credentials: Credentials { user, password }, ..SentinelConfig::default() }
         };
-        let watched = Mode::Sentinel { master: "blocks".into() };
+        let watched = |sentinel| SentinelConfig { master: "blocks".into(), ..sentinel };
         let bad = [
             config(&[]),
             config(&["redis://a", "redis://b"]),
             RedisConfig { urls: vec!["redis://a".into(), "rediss://b".into()], ..cluster.clone() },
             RedisConfig { urls: vec!["redis://a/1".into()], ..cluster.clone() },
             RedisConfig { urls: vec!["unix:///a".into()], ..cluster },
-            RedisConfig { mode: Mode::Sentinel { master: String::new() }, ..good.clone() },
+            RedisConfig { mode: Mode::Sentinel, ..good.clone() },
             RedisConfig { sentinel: of_sentinels(None, Some("secret")), ..good.clone() },
-            RedisConfig { sentinel: of_sentinels(Some("me"), None), mode: watched, ..good.clone() },
+            RedisConfig { sentinel: watched(of_sentinels(Some("me"), None)), mode: Mode::Sentinel, ..good.clone() },
             RedisConfig { connections: 0, ..good.clone() },
             RedisConfig { value_bytes: 100, ..good.clone() },
             RedisConfig { key_prefix: "{a}".into(), ..good.clone() },
@@ -402,10 +412,9 @@ mod tests {
 
     #[test]
     fn sentinels_are_spoken_to_as_their_master_unless_it_is_said() {
-        let mode = Mode::Sentinel { master: "blocks".into() };
         let settings = |url: &str, is_tls| {
-            let sentinel = SentinelConfig { is_tls, ..SentinelConfig::default() };
-            Settings::of(&RedisConfig { mode: mode.clone(), sentinel, ..config(&[url]) }).unwrap()
+            let sentinel = SentinelConfig { master: "blocks".into(), is_tls, ..SentinelConfig::default() };
+            Settings::of(&RedisConfig { mode: Mode::Sentinel, sentinel, ..config(&[url]) }).unwrap()
         };
         for (url, is_tls, expected) in [
             ("redis://:p@cache", None, (false, false)),

@@ -31,9 +31,7 @@ mod topology;
 mod transport;
 
 pub use address::Credentials;
-pub use config::{
-    CONNECTIONS, LONGEST_VALUE, Mode, RedisConfig, SentinelConfig, THREADS, TTL_SECONDS, TlsConfig, VALUE_BYTES,
-};
+pub use config::{Mode, RedisConfig, SentinelConfig, TlsConfig, VALUE_BYTES};
 pub use masters::examine;
 pub use report::{Counters, RedisReport};
 pub use tier::Redis;

@@ -125,10 +125,11 @@ impl Discovery {
 pub(super) fn question(settings: &Settings) -> Option<Greeting> {
     let mut greeting = Greeting::default();
     authenticate(&settings.sentinel_access, &mut greeting);
-    match &settings.config.mode {
+    match settings.config.mode {
         Mode::Single => return None,
-        Mode::Sentinel { master } => {
-            greeting.say(&[b"SENTINEL", b"get-master-addr-by-name", master.as_bytes()]);
+        Mode::Sentinel => {
+            let master = settings.config.sentinel.master.as_bytes();
+            greeting.say(&[b"SENTINEL", b"get-master-addr-by-name", master]);
         }
         Mode::Cluster => greeting.say(&[b"CLUSTER", b"SLOTS"]),
     }

@@ -23,8 +23,8 @@ fn the_master_is_found_through_sentinels_and_followed_when_it_changes() {
         || "the sentinel does not see the replica".to_string(),
     );
     // One of the sentinels is not there.
-    let mut config =
-        RedisConfig { mode: Mode::Sentinel { master: "blocks".to_string() }, ..config("redis://127.0.0.1:1") };
+    let watched = SentinelConfig { master: "blocks".to_string(), ..SentinelConfig::default() };
+    let mut config = RedisConfig { mode: Mode::Sentinel, sentinel: watched, ..config("redis://127.0.0.1:1") };
     config.urls.push(sentinel.tcp_url());
     let mut bed = Bed::ready(&config);
     bed.store_all(0..4, 5000);
@@ -54,9 +54,10 @@ fn the_master_is_found_through_sentinels_and_followed_when_it_changes() {
 /// Of a master with the password `master's`, seen by `sentinel`.
 fn watched(sentinel: &Server, user: Option<&str>, password: Option<&str>) -> RedisConfig {
     let [user, password] = [user, password].map(|text| text.map(str::to_owned));
-    let sentinel_config = SentinelConfig { credentials: Credentials { user, password }, is_tls: None };
+    let credentials = Credentials { user, password };
+    let sentinel_config = SentinelConfig { master: "blocks".to_string(), credentials, is_tls: None };
     let url = sentinel.tcp_url().replace("redis://", "redis://:master's@");
-    RedisConfig { mode: Mode::Sentinel { master: "blocks".to_string() }, sentinel: sentinel_config, ..config(&url) }
+    RedisConfig { mode: Mode::Sentinel, sentinel: sentinel_config, ..config(&url) }
 }
 
 #[test]

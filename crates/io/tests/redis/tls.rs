@@ -189,8 +189,8 @@ fn sentinels_are_spoken_to_by_tls_though_their_master_is_not() {
     let sentinel = Server::sentinel(Kind::Valkey, &watch);
     let url = proxy(&papers, &sentinel.socket()).replace("rediss://", "redis://");
     let config = RedisConfig {
-        mode: Mode::Sentinel { master: "blocks".to_string() },
-        sentinel: SentinelConfig { is_tls: Some(true), ..SentinelConfig::default() },
+        mode: Mode::Sentinel,
+        sentinel: SentinelConfig { master: "blocks".to_string(), is_tls: Some(true), ..SentinelConfig::default() },
         tls: papers.identified(),
         ..config(&url)
     };

@@ -176,5 +176,5 @@ fn configuration_page_and_doctor_follow_from_its_entry() {
     assert_eq!(tiers, [("memory", "64MiB for blocks".to_owned())]);
     let zero = ("tier.memory.load_deadline_ms".to_owned(), "0".to_owned());
     let refused = load(&Sources { flags: vec![zero], ..Sources::default() }).unwrap_err();
-    assert_eq!(refused.hint_text(), Some("it must be at least 1"));
+    assert_eq!(refused.hint_text(), Some("it must be from 1 to 86400000"));
 }
