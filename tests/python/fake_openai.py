@@ -25,6 +25,7 @@ class Fake:
 
     name: str = "fake"
     wrong: str = ""
+    port: int = 0  # any
     key: str | None = None
     has_details: bool = True
     has_metrics: bool = True
@@ -43,7 +44,7 @@ class Fake:
         self._flying = 0
         self.hits = {"engine": 0, "external": 0}
         self.requests: list[dict[str, Any]] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": self}))
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), type("Handler", (_Handler,), {"fake": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
 
     @property
