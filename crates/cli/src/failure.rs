@@ -41,18 +41,17 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<clap::Error> for Failure {
-    fn from(error: clap::Error) -> Failure {
+impl Failure {
+    /// Of arguments for `command`, the words of a command that there is, or none.
+    pub fn of_arguments(error: clap::Error, command: &str) -> Failure {
         match error.kind() {
             Wrong::DisplayHelp | Wrong::DisplayVersion | Wrong::DisplayHelpOnMissingArgumentOrSubcommand => {
                 Failure::Help(error)
             }
-            _ => Failure::Usage(explain(&error)),
+            _ => Failure::Usage(explain(&error, &lists(command))),
         }
     }
-}
 
-impl Failure {
     /// Tells the user, and gives the process's exit code.
     pub fn report(self) -> ExitCode {
         match self {
@@ -107,7 +106,7 @@ pub fn say(text: String) {
 }
 
 /// clap's complaint in our words.
-fn explain(error: &clap::Error) -> Error {
+fn explain(error: &clap::Error, lists: &str) -> Error {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
         Some(ContextValue::Strings(texts)) => texts.first().cloned(),
@@ -124,11 +123,13 @@ fn explain(error: &clap::Error) -> Error {
                 false => key_hint(name, "--"),
             });
             let error = Error::invalid(format!("unknown argument `{flag}`"));
-            error.hint(hint.unwrap_or_else(|| LISTS.to_owned()))
+            error.hint(hint.unwrap_or_else(|| lists.to_owned()))
         }
-        (Wrong::InvalidSubcommand, _, Some(command)) => {
-            suggest(Error::invalid(format!("unknown command `{command}`")), context(ContextKind::SuggestedSubcommand))
-        }
+        (Wrong::InvalidSubcommand, _, Some(command)) => suggest(
+            Error::invalid(format!("unknown command `{command}`")),
+            context(ContextKind::SuggestedSubcommand),
+            lists,
+        ),
         (Wrong::ValueValidation, Some(flag), _) => {
             // Our own readers of values say what to give.
             let reason = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
@@ -138,17 +139,25 @@ fn explain(error: &clap::Error) -> Error {
                     let flag = flag.split(' ').next().unwrap_or_default();
                     Error::invalid(format!("`{flag}` cannot be `{value}`")).hint(reason)
                 }
-                false => suggest(Error::invalid(first_paragraph(error)), None),
+                false => suggest(Error::invalid(first_paragraph(error)), None, lists),
             }
         }
-        _ => suggest(Error::invalid(first_paragraph(error)), None),
+        _ => suggest(Error::invalid(first_paragraph(error)), None, lists),
     }
 }
 
-fn suggest(error: Error, suggestion: Option<String>) -> Error {
+fn suggest(error: Error, suggestion: Option<String>, lists: &str) -> Error {
     match suggestion {
         Some(suggestion) => error.hint(format!("did you mean `{suggestion}`?")),
-        None => error.hint(LISTS),
+        None => error.hint(lists),
+    }
+}
+
+/// Where the user finds what there is.
+fn lists(command: &str) -> String {
+    match command.is_empty() {
+        true => LISTS.to_owned(),
+        false => format!("`forebay {command} --help` lists its arguments"),
     }
 }
 

@@ -89,6 +89,17 @@ pub fn words() -> Vec<OsString> {
     words
 }
 
+/// The words of the command that was typed, as far as it is one.
+pub fn given() -> String {
+    let (mut command, mut given) = (command(), Vec::new());
+    for word in words().into_iter().skip(1) {
+        let Some(found) = command.find_subcommand(&word) else { break };
+        given.push(found.get_name().to_owned());
+        command = found.clone();
+    }
+    given.join(" ")
+}
+
 fn described(mut command: Command, words: &str) -> Command {
     let names: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
     for name in names {

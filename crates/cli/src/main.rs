@@ -43,7 +43,9 @@ use forebay_io::ssd::DiskConfig;
 fn main() -> ExitCode {
     let parsed =
         help::command().try_get_matches_from(help::words()).and_then(|matches| Arguments::from_arg_matches(&matches));
-    let outcome = parsed.map_err(Failure::from).and_then(|arguments| run(arguments.command));
+    let outcome = parsed
+        .map_err(|error| Failure::of_arguments(error, &help::given()))
+        .and_then(|arguments| run(arguments.command));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),

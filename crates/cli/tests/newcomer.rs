@@ -8,9 +8,10 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use command::{Answer, forebay};
-use forebay_rpc::proto::CommitOutcome;
+use forebay_rpc::client::GroupBytes;
+use forebay_rpc::proto::{Block, CommitOutcome};
 use serde_json::Value;
-use support::{Client, Daemon, Place, Worker, engine, group, hashes, wait_until};
+use support::{Client, Daemon, Place, Worker, engine, group, hashes, runtime, wait_until};
 
 const CAPACITY: &[&str] = &["--pool.capacity_bytes", "16MiB", "--http.address", "127.0.0.1:0"];
 const BYTES: u64 = 4096;
@@ -91,6 +92,46 @@ fn a_key_of_a_tier_that_is_off_is_warned_of() {
         assert_eq!((answer.code, answer.err), (0, told));
     }
     assert_eq!(command::run(&["config"]).err, "");
+}
+
+#[test]
+fn a_wrong_argument_leads_to_the_help_of_its_command() {
+    for (words, hint) in [
+        (&["serve", "200GiB"][..], "`forebay serve --help` lists its arguments"),
+        (&["purge"], "`forebay purge --help` lists its arguments"),
+        (&["purge", "--tenant"], "`forebay purge --help` lists its arguments"),
+        (&["bench", "ssd"], "`forebay bench ssd --help` lists its arguments"),
+        (&["completions", "fosh"], "`forebay completions --help` lists its arguments"),
+        (&["start"], "`forebay --help` lists the commands, and `forebay COMMAND --help` lists their arguments"),
+    ] {
+        let answer = command::run(words);
+        assert!(answer.code == 2 && answer.err.ends_with(&format!("\nhint: {hint}\n")), "{words:?}: {answer:?}");
+    }
+    // Nothing is announced that does not come.
+    command::run(&["bench", "redis", "localhost"]).assert_refused(2, "it has no scheme (url=`localhost`)");
+    assert!(!command::run(&["bench", "redis", "localhost"]).err.contains("rows"));
+}
+
+#[test]
+fn a_block_that_does_not_fit_its_namespace_is_refused_with_a_hint() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, CAPACITY);
+    let mut client = forebay_rpc::client::Client::new(place.sockets(), "plain", Duration::from_secs(10));
+    let runtime = runtime();
+    let group = GroupBytes { group: 0, bytes: BYTES };
+    let fields = [("model".to_string(), "plain".to_string())];
+    let namespace = runtime.block_on(client.open_namespace(fields, [group])).expect("a namespace");
+    let keys = forebay_rpc::pack([&b"key"[..]]).expect("a key");
+    let mut put = |group: u32, bytes: u64| {
+        let block = Block { hash: b"key".to_vec(), data: vec![0; bytes as usize] };
+        runtime.block_on(client.put(namespace, group, &[], vec![block])).expect_err("it does not fit")
+    };
+    let mut refused = vec![put(0, BYTES - 1), put(1, BYTES)];
+    refused.push(runtime.block_on(client.get(namespace, 1, &keys)).expect_err("no group"));
+    refused.push(runtime.block_on(client.get(namespace + 1, 0, &keys)).expect_err("no namespace"));
+    for error in refused {
+        assert!(error.hint_text().is_some(), "{error}");
+    }
 }
 
 #[test]

@@ -96,6 +96,7 @@ fn config(arguments: &BenchRedis) -> Result<BenchConfig, Failure> {
     config.lookup_keys = arguments.lookup_keys;
     let is_good = config.lookup_keys <= MOST_LOOKUP_KEYS;
     demand("--lookup-keys", config.lookup_keys, is_good, &format!("be {MOST_LOOKUP_KEYS} or less"))?;
+    config.redis.check().map_err(Failure::Usage)?;
     Ok(config)
 }
 

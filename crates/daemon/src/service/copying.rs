@@ -54,7 +54,8 @@ fn put_blocks(shared: &Shared, request: &PutRequest) -> Result<PutReply> {
         if block.data.len() as u64 != length {
             return Err(Error::invalid("a block's size differs from its group's block size")
                 .with("bytes", block.data.len())
-                .with("block_bytes", length));
+                .with("block_bytes", length)
+                .hint("all blocks of a group have the size with which their namespace was opened"));
         }
         let outcome = put_one(shared, request, group, hash, before, &block.data)?;
         outcomes.push(outcome.into());
@@ -281,12 +282,17 @@ pub fn look(
 const VERIFY_DEADLINE: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(1);
 
+fn no_group(group: u16) -> Error {
+    let error = Error::invalid("the namespace has no such group").with("group", group);
+    error.hint("name one of the groups with which the namespace was opened")
+}
+
 /// Where a call goes, and how long a block is there.
 fn target(state: &mut State, session: u64, handle: u32, group: u16) -> Result<(NamespaceIndex, u64)> {
     let (_, member) = state.instances.of_session(session)?;
     let namespace = member.session.as_ref().expect("found by its session").namespace(handle)?;
     let core: &Core = &state.core;
     let length = core.layout(namespace).group(group).map(|layout| layout.block_bytes());
-    let length = length.ok_or_else(|| Error::invalid("the namespace has no such group").with("group", group))?;
+    let length = length.ok_or_else(|| no_group(group))?;
     Ok((namespace, length))
 }

@@ -148,9 +148,9 @@ pub(super) fn data_beside(home: &Path) -> PathBuf {
 }
 
 pub(super) fn in_use(path: &Path) -> Error {
-    Error::new(ErrorKind::Unavailable, "another daemon is using this pool")
+    Error::new(ErrorKind::Unavailable, "a daemon is using this pool")
         .with("path", path.display())
-        .hint("stop the other daemon, or give this one its own `pool.directory`")
+        .hint("stop that daemon, or give this one its own `pool.directory`")
 }
 
 pub(super) fn is_empty(directory: &Path) -> io::Result<bool> {

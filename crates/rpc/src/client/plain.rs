@@ -244,14 +244,18 @@ impl Client {
     fn block_bytes(&self, namespace: u32, group: u32) -> Result<u64> {
         let groups = &self.namespace(namespace)?.groups;
         let found = groups.iter().find(|other| other.group == group);
-        found
-            .map(|group| group.bytes)
-            .ok_or_else(|| Error::invalid("the namespace has no such group").with("group", group))
+        found.map(|group| group.bytes).ok_or_else(|| {
+            let error = Error::invalid("the namespace has no such group").with("group", group);
+            error.hint("name one of the groups with which the namespace was opened")
+        })
     }
 
     fn namespace(&self, handle: u32) -> Result<&Namespace> {
         let found = self.namespaces.get(handle as usize);
-        found.ok_or_else(|| Error::invalid("the namespace does not exist").with("namespace", handle))
+        found.ok_or_else(|| {
+            let error = Error::invalid("the namespace does not exist").with("namespace", handle);
+            error.hint("give the number that `open_namespace` returned to this client")
+        })
     }
 
     async fn ask<R>(&mut self, namespace: u32, ask: impl AsyncFn(Target) -> Result<Response<R>, Status>) -> Result<R> {
