@@ -9,9 +9,10 @@ const OTHERS: [&str; 3] = ["HealthCheck", "AlarmInfo", "CurvePoint"];
 const HEAD: &str = "\
 # The frame
 
-A frame is what an operator asks of a daemon, at one moment: is anything wrong, is the cache worth it, why is the hit
-rate not higher, which tier serves, who uses it, and what would help. `forebay top` shows it. The daemon serves it as
-JSON at `http://127.0.0.1:9477/frame.json` (`http.address`), and `forebay top --json` prints the same object.
+A frame answers an operator's questions about a daemon at one moment: is anything wrong, is the cache worth it, why is
+the hit rate not higher, which tier serves, who uses the cache, and what would help. `forebay top` shows the frame. The
+daemon serves it as JSON at `http://127.0.0.1:9477/frame.json` (`http.address`), and `forebay top --json` prints the
+same object.
 
 - The daemon makes at most one frame a second, and none while nobody asks. All who ask within that second get the same
   frame; `at_ms` says when it was made.
