@@ -4,13 +4,17 @@ use std::path::Path;
 use std::process::Command;
 
 fn main() {
-    // Grows with every commit, so the revision is never an older one.
-    let log = "../../.git/logs/HEAD";
+    // Grows with every commit, so the revision is never an older one. A worktree has it elsewhere than a checkout.
+    let log = git(&["rev-parse", "--git-path", "logs/HEAD"]);
     println!("cargo:rerun-if-changed=build.rs");
-    if Path::new(log).exists() {
+    if Path::new(&log).exists() {
         println!("cargo:rerun-if-changed={log}");
     }
-    let revision = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output().ok();
-    let revision = revision.filter(|output| output.status.success()).map(|output| output.stdout).unwrap_or_default();
-    println!("cargo:rustc-env=BUILD_REVISION={}", String::from_utf8_lossy(&revision).trim());
+    println!("cargo:rustc-env=BUILD_REVISION={}", git(&["rev-parse", "--short=12", "HEAD"]));
+}
+
+/// What git says; empty without git.
+fn git(arguments: &[&str]) -> String {
+    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success());
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
 }
