@@ -275,7 +275,7 @@ impl Cache {
         may_take_protected: bool,
     ) -> Option<BlockId> {
         let (nodes, holds) = slots.nodes_and_holds();
-        let view = View { holds, seed: self.seed, hints, may_take_protected };
+        let view = View { holds, class, seed: self.seed, hints, may_take_protected };
         let block = self.policies[class.0 as usize].evict(nodes, &view)?;
         self.remember(&slots[block], Fate::Evicted);
         self.unname(slots, block);
@@ -364,6 +364,7 @@ fn policy_key(namespace: NamespaceIndex, group: u16, hash: &[u8]) -> Fingerprint
 /// What a policy may ask, borrowed apart from the policies themselves.
 struct View<'a> {
     holds: Holds<'a>,
+    class: ClassId,
     seed: u64,
     hints: &'a QueueHints,
     may_take_protected: bool,
@@ -390,6 +391,16 @@ impl Residents for View<'_> {
     fn fingerprint(&self, block: BlockId) -> Fingerprint {
         let record = self.holds.record(block);
         policy_key(record.namespace, record.group, record.hash.as_bytes())
+    }
+
+    fn at(&self, place: u32) -> Option<BlockId> {
+        let end = self.holds.end();
+        if end == 0 {
+            return None;
+        }
+        let block = BlockId(((u64::from(place) * u64::from(end)) >> u32::BITS) as u32);
+        let record = self.holds.record(block);
+        (record.class == self.class && record.is_indexed()).then_some(block)
     }
 }
 

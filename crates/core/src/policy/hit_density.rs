@@ -6,6 +6,10 @@
 //! best rate of hits per time that keeping the block from this age to a later one can earn (the Gittins index; "hit
 //! density" in LHD, Beckmann et al., NSDI 2018).
 //!
+//! The curve also says how many blocks were due: a block that grows from one age to a later one was to be looked up in
+//! each bucket between, with the share of those that reached the bucket. Blocks that were due and did not come show
+//! that the record is out of date, long before it fades.
+//!
 //! Invariant: the hit density is the first slope of the least concave majorant of the curve, so one pass finds it.
 
 /// Four to the octave: ages of one bucket differ by less than a fifth.
@@ -16,19 +20,25 @@ const BUCKETS: usize = OCTAVES * STEPS_PER_OCTAVE as usize;
 /// See the module's head. It knows nothing before the first [`HitDensity::learn`].
 pub struct HitDensity {
     hits: [f64; BUCKETS],
+    /// Those since the last update.
+    new_hits: [f64; BUCKETS],
     aged_out: [f64; BUCKETS],
     hit_density: [f64; BUCKETS],
     /// Blocks of which neither is known yet, at the last update.
     alive: [f64; BUCKETS],
+    /// Hits that were expected of a block before it reached a bucket, as far as it was not looked up.
+    due: [f64; BUCKETS],
 }
 
 impl Default for HitDensity {
     fn default() -> Self {
         HitDensity {
             hits: [0.0; BUCKETS],
+            new_hits: [0.0; BUCKETS],
             aged_out: [0.0; BUCKETS],
             hit_density: [0.0; BUCKETS],
             alive: [0.0; BUCKETS],
+            due: [0.0; BUCKETS],
         }
     }
 }
@@ -47,7 +57,7 @@ impl HitDensity {
 
     /// A block last used `age` ago was asked for.
     pub fn hit(&mut self, age: u32) {
-        self.hits[bucket(age)] += 1.0;
+        self.new_hits[bucket(age)] += 1.0;
     }
 
     /// A block last used `age` ago was forgotten without being asked for.
@@ -61,37 +71,55 @@ impl HitDensity {
         self.alive[bucket(age)] += 1.0;
     }
 
+    /// Hits that were due from a block that grew from one age to a later one, by the last update. A bucket that the
+    /// block has not left counts nothing: it may still be looked up there.
+    pub fn due(&self, from: u32, to: u32) -> f64 {
+        self.due[bucket(to)] - self.due[bucket(from)]
+    }
+
+    /// Blocks of this age or older that were asked for since the last update, by whole buckets.
+    pub fn came(&self, from: u32) -> f64 {
+        self.new_hits[bucket(from)..].iter().sum()
+    }
+
     /// Makes the hit densities anew from all counts, and lets old evidence fade. Each block that waits stands for
     /// `stands_for` of them. It has faded since it was last used, as what was counted then has, or blocks that never
     /// come back would outweigh those that do. `steps` of the clock lie between two updates.
     pub fn learn(&mut self, stands_for: f64, steps: f64) {
         let weights = weights(steps);
         self.alive.iter_mut().zip(weights).for_each(|(count, weight)| *count *= weight * stands_for);
-        self.hit_density = first_slopes(&self.curve());
+        self.hits.iter_mut().zip(&mut self.new_hits).for_each(|(hits, new)| *hits += std::mem::take(new));
+        let hazards = self.hazards();
+        self.hit_density = first_slopes(&curve(&hazards));
+        (1..BUCKETS).for_each(|b| self.due[b] = self.due[b - 1] + hazards[b - 1]);
         self.alive.fill(0.0);
         self.hits.iter_mut().chain(&mut self.aged_out).for_each(|count| *count *= HitDensity::KEEP);
     }
 
-    /// (time spent in the cache, hits earned) by a block that is kept until the end of each bucket.
-    fn curve(&self) -> [(f64, f64); BUCKETS + 1] {
-        // How many reached each bucket; one survivor more than seen, so that no age is ever certain.
-        let mut reached = [1.0; BUCKETS];
-        let mut sum = 1.0;
+    /// Of those that reached each bucket, the share that was looked up there.
+    fn hazards(&self) -> [f64; BUCKETS] {
+        let mut hazards = [0.0; BUCKETS];
+        // One survivor more than seen, so that no age is ever certain.
+        let mut reached = 1.0;
         for b in (0..BUCKETS).rev() {
-            sum += self.hits[b] + self.aged_out[b] + self.alive[b];
-            reached[b] = sum;
+            reached += self.hits[b] + self.aged_out[b] + self.alive[b];
+            hazards[b] = self.hits[b] / reached;
         }
-        let mut curve = [(0.0, 0.0); BUCKETS + 1];
-        let mut alive = 1.0;
-        for b in 0..BUCKETS {
-            let hazard = self.hits[b] / reached[b];
-            let (time, hits) = curve[b];
-            let width = start(b + 1) - start(b);
-            curve[b + 1] = (time + alive * (1.0 - hazard / 2.0) * width, hits + alive * hazard);
-            alive *= 1.0 - hazard;
-        }
-        curve
+        hazards
     }
+}
+
+/// (time spent in the cache, hits earned) by a block that is kept until the end of each bucket.
+fn curve(hazards: &[f64; BUCKETS]) -> [(f64, f64); BUCKETS + 1] {
+    let mut curve = [(0.0, 0.0); BUCKETS + 1];
+    let mut alive = 1.0;
+    for (b, hazard) in hazards.iter().enumerate() {
+        let (time, hits) = curve[b];
+        let width = start(b + 1) - start(b);
+        curve[b + 1] = (time + alive * (1.0 - hazard / 2.0) * width, hits + alive * hazard);
+        alive *= 1.0 - hazard;
+    }
+    curve
 }
 
 /// For each point the steepest slope to a later one, by a stack that holds the concave hull of those behind it.
@@ -206,6 +234,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_due_is_what_comes_while_the_traffic_stays_and_is_missed_when_it_ends() {
+        let mut hit_density = HitDensity::default();
+        (0..1000).for_each(|_| hit_density.hit(3000));
+        (0..1000).for_each(|_| hit_density.age_out(9000));
+        assert_eq!(hit_density.came(3000), 1000.0);
+        assert_eq!(hit_density.came(4000), 0.0);
+        hit_density.learn(1.0, 1e6);
+        assert_eq!(hit_density.came(1), 0.0);
+        let due = hit_density.due(100, 8000);
+        assert!((0.49..0.51).contains(&due), "half of them came: {due}");
+        assert_eq!(hit_density.due(4000, 8000), 0.0);
+        assert_eq!(hit_density.due(100, 3050), 0.0, "it may still come at this age");
+    }
+
+    #[test]
     fn slopes_agree_with_trying_every_later_age() {
         let mut hit_density = HitDensity::default();
         let mut state = 7u64;
@@ -214,7 +257,8 @@ mod tests {
             let age = 1 << (state >> 33 & 15);
             if state >> 40 & 3 == 0 { hit_density.age_out(age * 3) } else { hit_density.hit(age) }
         }
-        let curve = hit_density.curve();
+        hit_density.learn(1.0, 1e6);
+        let curve = curve(&hit_density.hazards());
         let slopes = first_slopes(&curve);
         for (at, slope) in slopes.iter().enumerate() {
             let later = curve[at + 1..].iter().map(|to| (to.1 - curve[at].1) / (to.0 - curve[at].0));

@@ -13,6 +13,12 @@
 //! that recency would not have had takes such a payment back. So what is lost where the record is wrong is at most
 //! about what the pool holds, and where it is right little changes.
 //!
+//! When traffic ends, the record still promises its returns. So there is a second account, of the record itself. Each
+//! block that was due past the reach of recency, resident or ghost, pays for the eviction of one block that lies there.
+//! Each that came takes three such payments back: a record that is right by a third holds. So when about a third as
+//! many blocks as the pool holds are overdue, blocks go that were last used before the first of them was. Those used
+//! since then are other traffic, of which the shortfall says nothing.
+//!
 //! A block that bypasses stays among the reused ones while it waits for a tier, and is evicted next when the tier has
 //! it. Otherwise a tier would get only as much of a burst as it writes at once.
 //!
@@ -35,6 +41,9 @@ const GHOSTS_PER_BLOCK: usize = 12;
 const LEAST_BETWEEN_UPDATES: u32 = 64;
 /// Ghosts that an update looks at: enough that a quarter of an octave in age holds tens of them.
 const SAMPLE: usize = 1536;
+/// Blocks that an update looks at, to tell how many residents were due. Eight such samples a turnover tell it to a
+/// tenth.
+const SAMPLE_OF_SLOTS: usize = 256;
 
 /// The value of a hit that the lower tier would have served, if a hit that no tier serves counts 1. A disk loads a
 /// block about ten times as fast as an engine computes it. With every value from 0.03 to 0.25, no cell of pool and disk
@@ -45,6 +54,14 @@ const LOAD: f64 = 0.1;
 /// rounds keep 0.985 of the optimum, with 16 only 0.957. Of these, 8 notices the end of rounds soonest
 /// (bench/reports/2026-11-24-cliff.md).
 const RESIDENTS_PER_DEBT: i64 = 8;
+/// The record holds if one in so many of the hits that were due come. Where traffic has ended none comes, so the end
+/// shows as soon with 1 as with 4. But a record is never exact: with 1 golden rows lose up to 4 % of their hits, with 2
+/// up to 0.5 % (bench/reports/2026-11-27-cliff.md).
+const RECORD_HOLDS: f64 = 3.0;
+/// Blocks that are due come by whole prompts, so a record that is right is behind by some prompts at times. It pays
+/// when one hit is missing for so many residents. With 2 the end of rounds shows up to a turnover later, with 4 the cut
+/// agents trace loses 1 % of its hits (bench/reports/2026-11-27-cliff.md).
+const RESIDENTS_PER_MARGIN: f64 = 3.0;
 
 /// The lowest mark bit is the list's. This bit is set in `fresh` if the block is evicted next, and in `reused` if it is
 /// evicted next when a tier has it.
@@ -67,6 +84,8 @@ pub struct Lhd {
     ghosts: Ghosts,
     evictions_to_update: u32,
     pace: Pace,
+    /// Where the next sample of slots goes on.
+    places: Places,
     /// The loaded block that was last used for the first time, while it is resident.
     last_loaded: Option<BlockId>,
 }
@@ -77,6 +96,7 @@ struct HitDensities {
     kinds: [HitDensity; 2],
     backing: Backing,
     recency: Account,
+    record: Promises,
 }
 
 /// What plain recency would have hit and this policy did not, less the opposite.
@@ -86,6 +106,15 @@ struct Account {
     balance: i64,
     /// Blocks that were resident at the last update.
     residents: u32,
+}
+
+/// What was due past the reach of recency, by the record, and did not come.
+#[derive(Default)]
+struct Promises {
+    /// So many evictions by recency alone are paid for. Below 0: so many hits may be late before any is.
+    missing: f64,
+    /// The clock when as much came as was to come, for the last time.
+    held: u32,
 }
 
 /// How many steps of the clock lie between two updates: the mean over the updates whose evidence counts.
@@ -169,13 +198,13 @@ impl Policy for Lhd {
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        self.learn_now_and_then(nodes);
+        self.learn_now_and_then(nodes, residents);
         let hit_density = &self.hit_density;
         let block =
             self.lists.evict(nodes, residents, |_: &Lists, nodes: &Nodes, at| choose(nodes, hit_density, at))?;
         self.forget_loaded(block);
-        if self.hit_density.recency.pays() && Lists::of(&nodes[block]) == REUSED {
-            self.hit_density.recency.balance -= 1;
+        if Lists::of(&nodes[block]) == REUSED {
+            self.hit_density.pay();
         }
         let ghost = Ghost { touched: used(nodes, block), mark: kind(nodes, block) == 1 };
         self.remember(nodes, residents.fingerprint(block), ghost);
@@ -267,7 +296,8 @@ impl Lhd {
     /// Whether a block that is used now has at least the hit density of the block that would be evicted for it, or that
     /// eviction is paid for.
     fn is_worth_a_place(&self, nodes: &Nodes, is_known: bool) -> bool {
-        if self.hit_density.recency.pays() {
+        let is_paid_for = |reused| self.hit_density.record_pays(nodes, reused);
+        if self.hit_density.recency.pays() || self.lists.tail(REUSED).is_some_and(is_paid_for) {
             return true;
         }
         let own = self.hit_density.at(usize::from(is_known), 0);
@@ -293,38 +323,75 @@ impl Lhd {
         }
     }
 
-    fn learn_now_and_then(&mut self, nodes: &Nodes) {
+    fn learn_now_and_then(&mut self, nodes: &Nodes, residents: &dyn Residents) {
         if self.evictions_to_update > 0 {
             self.evictions_to_update -= 1;
         } else {
-            self.learn(nodes);
+            self.learn(nodes, residents);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn learn(&mut self, nodes: &Nodes) {
-        let residents = self.lists.count();
-        self.hit_density.recency.residents = residents;
-        self.evictions_to_update = (residents / HitDensity::UPDATES_PER_TURNOVER).max(LEAST_BETWEEN_UPDATES);
-        self.ghosts.fit(residents as usize, GHOSTS_PER_BLOCK);
-        let steps = self.pace.between_updates(nodes.clock);
-        // A sample of the ghosts that may still come back.
+    fn learn(&mut self, nodes: &Nodes, residents: &dyn Residents) {
+        let count = self.lists.count();
+        self.hit_density.recency.residents = count;
+        self.evictions_to_update = (count / HitDensity::UPDATES_PER_TURNOVER).max(LEAST_BETWEEN_UPDATES);
+        self.ghosts.fit(count as usize, GHOSTS_PER_BLOCK);
+        let (since, steps) = self.pace.update(nodes.clock);
         let kinds = &mut self.hit_density.kinds;
+        // Recency has blocks up to this age, and what they are due is not the record's to promise.
+        let due = |kind: &HitDensity, age: u32| kind.due(age.saturating_sub(since).max(count), age.max(count));
+        let came: f64 = kinds.iter().map(|kind| kind.came(count)).sum();
+        // A sample of the ghosts that may still come back.
+        let mut due_of_ghosts = 0.0;
         let stands_for = self.ghosts.sample(SAMPLE, nodes.clock, |ghost| {
-            kinds[usize::from(ghost.mark)].wait(nodes.clock.wrapping_sub(ghost.touched));
+            let (kind, age) = (&mut kinds[usize::from(ghost.mark)], nodes.clock.wrapping_sub(ghost.touched));
+            kind.wait(age);
+            due_of_ghosts += due(kind, age);
         });
+        let (mut due_of_residents, mut seen) = (0.0, 0);
+        for block in self.places.by_ref().take(SAMPLE_OF_SLOTS).filter_map(|place| residents.at(place)) {
+            due_of_residents += due(&kinds[kind(nodes, block)], age(nodes, block));
+            seen += 1;
+        }
+        due_of_residents *= f64::from(count) / f64::from(seen.max(1));
+        self.hit_density.record.learn(due_of_ghosts * stands_for + due_of_residents, came, count.into(), nodes.clock);
         kinds.iter_mut().for_each(|kind| kind.learn(stands_for, steps));
     }
 }
 
 impl Pace {
-    /// The mean, with the update that is made now.
-    fn between_updates(&mut self, clock: u32) -> f64 {
+    /// The steps since the last update, which ends now, and the mean with them.
+    fn update(&mut self, clock: u32) -> (u32, f64) {
         let steps = clock.wrapping_sub(std::mem::replace(&mut self.last_update, clock));
         self.steps = HitDensity::KEEP * self.steps + f64::from(steps);
         self.updates = HitDensity::KEEP * self.updates + 1.0;
-        self.steps / self.updates
+        (steps, self.steps / self.updates)
+    }
+}
+
+impl Promises {
+    /// So many hits were due since the last update, and so many came.
+    fn learn(&mut self, due: f64, came: f64, residents: f64, clock: u32) {
+        let least = -residents / RESIDENTS_PER_MARGIN;
+        self.missing = (self.missing + due - RECORD_HOLDS * came).clamp(least, residents);
+        if self.missing == least {
+            self.held = clock;
+        }
+    }
+}
+
+/// Places spread evenly, however many are taken: the multiples of the golden ratio, as 2^-32ths.
+#[derive(Default)]
+struct Places(u32);
+
+impl Iterator for Places {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        self.0 = self.0.wrapping_add(0x9e37_79b9);
+        Some(self.0)
     }
 }
 
@@ -354,6 +421,27 @@ impl HitDensities {
         share * self.kinds[kind].at(age)
     }
 
+    /// Whether the eviction of this block by recency alone is paid for.
+    fn pays(&self, nodes: &Nodes, reused: BlockId) -> bool {
+        self.recency.pays() || self.record_pays(nodes, reused)
+    }
+
+    /// The record pays only for blocks of the time when it held. And only for one that is past the reach of recency by
+    /// half: one that recency just let go is late at most, and rounds that begin need it.
+    fn record_pays(&self, nodes: &Nodes, reused: BlockId) -> bool {
+        let Promises { missing, held } = self.record;
+        missing > 0.0 && {
+            let (age, reach) = (age(nodes, reused), self.recency.residents);
+            age > reach + reach / 2 && age >= nodes.clock.wrapping_sub(held)
+        }
+    }
+
+    /// Recency has evicted a block, or would have.
+    fn pay(&mut self) {
+        self.recency.balance -= i64::from(self.recency.pays());
+        self.record.missing -= f64::from(self.record.missing > 0.0);
+    }
+
     fn of(&self, nodes: &Nodes, block: BlockId) -> f64 {
         self.at(kind(nodes, block), age(nodes, block))
     }
@@ -361,7 +449,7 @@ impl HitDensities {
 
 fn choose(nodes: &Nodes, hit_density: &HitDensities, [fresh, reused]: [BlockId; 2]) -> usize {
     let goes_first = || hit_density.of(nodes, reused) <= hit_density.of(nodes, fresh);
-    usize::from(may_be_colder(nodes, [fresh, reused]) && (hit_density.recency.pays() || goes_first()))
+    usize::from(may_be_colder(nodes, [fresh, reused]) && (hit_density.pays(nodes, reused) || goes_first()))
 }
 
 /// Whether the reused tail goes before the fresh one if it is worth no more.

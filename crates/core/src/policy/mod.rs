@@ -27,6 +27,9 @@ pub trait Residents {
     fn may_take_protected(&self) -> bool;
     /// The block's key, for ghosts: they remember keys after their blocks are gone.
     fn fingerprint(&self, block: BlockId) -> Fingerprint;
+    /// For samples: the block that is so many 2^-32ths of the way through the slots of all classes. None if the policy
+    /// that asks does not have it.
+    fn at(&self, place: u32) -> Option<BlockId>;
 }
 
 /// Which blocks of the pool lower tiers get.

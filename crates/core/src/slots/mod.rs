@@ -83,6 +83,11 @@ impl Holds<'_> {
     pub fn record(&self, block: BlockId) -> &Block {
         &self.records[block]
     }
+
+    /// One more than the largest block id ever given.
+    pub fn end(&self) -> u32 {
+        self.records.end()
+    }
 }
 
 impl std::ops::Index<BlockId> for Slots {
