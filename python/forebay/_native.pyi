@@ -325,14 +325,18 @@ class WorkerEngine:
 
 @final
 class Client:
-    """A plain client for any program: no engine, no shared memory needed. Raises ForebayError.
+    """A plain client for any program: no engine, no mapping of the pool needed. Raises ForebayError.
 
     Connects with the first call, and again after the daemon was restarted; namespace handles stay valid. One call
-    at a time: threads wait for each other.
+    at a time: threads wait for each other. Blocks travel through memory that the client lends to the daemon, or else
+    through messages; `repr` says which, and why.
     """
 
-    def __new__(cls, socket_directory: str | None = None, *, deadline: float = 5.0) -> Self:
-        """`socket_directory`: found by `find_sockets` if None. `deadline`: limit of each call."""
+    def __new__(
+        cls, socket_directory: str | None = None, *, deadline: float = 5.0, memory_bytes: int = 16777216
+    ) -> Self:
+        """`socket_directory`: found by `find_sockets` if None. `deadline`: limit of each call. `memory_bytes`: of the
+        memory that is lent, whole MiB up to 64 MiB; 0: blocks travel through messages."""
 
     def open_namespace(self, fields: Mapping[str, str], block_bytes: Mapping[int, int]) -> int:
         """Namespace handle for `block_bytes` (group -> bytes of a block). One round trip. The handle stays valid; the

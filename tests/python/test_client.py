@@ -30,9 +30,9 @@ def blocks(name: str, count: int, first: int = 0, size: int = BLOCK) -> list[tup
     return [(key, (key * (size // 32 + 1))[:size]) for key in keys]
 
 
-@pytest.fixture
-def client(sockets: Path) -> Client:
-    return Client(str(sockets), deadline=20.0)
+@pytest.fixture(params=[16 << 20, 0], ids=["memory", "messages"])
+def client(sockets: Path, request: pytest.FixtureRequest) -> Client:
+    return Client(str(sockets), deadline=20.0, memory_bytes=request.param)
 
 
 def test_the_package_needs_nothing_but_itself() -> None:

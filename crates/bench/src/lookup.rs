@@ -124,7 +124,7 @@ impl Engine {
             let blocks: Vec<Block> = numbers.map(block).collect();
             let last = blocks.last().map(|block| block.hash.clone()).unwrap_or_default();
             let Trial { session, namespace, .. } = self.trial;
-            let request = PutRequest { session, namespace, group: 0, predecessor, blocks };
+            let request = PutRequest { session, namespace, group: 0, predecessor, blocks, lent: None };
             let reply = self.trial.rpc.put(request).await.map_err(from_status)?.into_inner();
             let is_there = |outcome| matches!(outcome, CommitOutcome::CommitStored | CommitOutcome::CommitDuplicate);
             if !reply.outcomes().all(is_there) {

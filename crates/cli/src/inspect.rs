@@ -333,8 +333,15 @@ fn sessions(sessions: &[SessionInfo]) -> String {
 }
 
 fn users(users: &[UserInfo]) -> String {
-    let mut table =
-        Table::new(&["user", ">connections", ">sessions", ">calls", ">bytes in flight", "refused, by limit"]);
+    let mut table = Table::new(&[
+        "user",
+        ">connections",
+        ">sessions",
+        ">calls",
+        ">bytes in flight",
+        ">bytes lent",
+        "refused, by limit",
+    ]);
     for user in users {
         let mut refused: Vec<String> = user.refused.iter().map(|(limit, count)| format!("{limit} {count}")).collect();
         refused.sort();
@@ -344,6 +351,7 @@ fn users(users: &[UserInfo]) -> String {
             user.sessions.to_string(),
             user.calls.to_string(),
             size(user.bytes),
+            size(user.lent_bytes),
             if refused.is_empty() { "-".to_string() } else { escaped(&refused.join(", ")) },
         ]);
     }
@@ -479,6 +487,7 @@ fn user_json(user: &UserInfo) -> Value {
         "sessions": user.sessions,
         "calls": user.calls,
         "bytes": user.bytes,
+        "lent_bytes": user.lent_bytes,
         "refused": user.refused.iter().collect::<BTreeMap<_, _>>(),
     })
 }
@@ -618,6 +627,7 @@ mod tests {
                     sessions: 12,
                     calls: 40,
                     bytes: 3 << 20,
+                    lent_bytes: 48 << 20,
                     refused: [("connections_per_user", 9), ("calls_per_user", 2)]
                         .map(|(limit, count)| (limit.to_string(), count))
                         .into(),

@@ -69,7 +69,7 @@ fn plain_namespace(client: &Client, bytes: u64) -> u32 {
 
 fn put_request(client: &Client, namespace: u32, seed: u64, bytes: u64) -> PutRequest {
     let blocks = vec![Block { hash: hash(seed).to_vec(), data: pattern(seed, bytes) }];
-    PutRequest { session: client.welcome.session, namespace, group: 0, predecessor: vec![], blocks }
+    PutRequest { session: client.welcome.session, namespace, group: 0, predecessor: vec![], blocks, lent: None }
 }
 
 #[test]

@@ -24,7 +24,14 @@ fn plain_group() -> Group {
 
 fn put_request(client: &Client, namespace: u32, seed: u64) -> PutRequest {
     let block = Block { hash: hash(seed).to_vec(), data: pattern(seed, BYTES) };
-    PutRequest { session: client.welcome.session, namespace, group: 0, predecessor: Vec::new(), blocks: vec![block] }
+    PutRequest {
+        session: client.welcome.session,
+        namespace,
+        group: 0,
+        predecessor: Vec::new(),
+        blocks: vec![block],
+        lent: None,
+    }
 }
 
 /// A client on a thread of its own in the middle of one call.
@@ -69,7 +76,8 @@ fn get<'scope>(scope: &'scope Scope<'scope, '_>, place: &'scope Place, seed: u64
         let client = Client::open(place, "client", 0);
         let namespace = client.namespace("t", vec![plain_group()]).expect("a namespace");
         let session = client.welcome.session;
-        let request = GetRequest { session, namespace, group: 0, hash_bytes: 32, hashes: hash(seed).to_vec() };
+        let request =
+            GetRequest { session, namespace, group: 0, hash_bytes: 32, hashes: hash(seed).to_vec(), lent: None };
         let mut rpc = client.rpc.clone();
         ready.send(()).expect("the test waits");
         client.runtime.block_on(async {
@@ -228,7 +236,7 @@ fn a_block_whose_slot_another_size_took_is_not_copied_over_the_neighbours() {
         let put = |namespace: u32, seed: u64, bytes: u64| {
             let blocks = vec![Block { hash: hash(seed).to_vec(), data: pattern(seed, bytes) }];
             let (session, predecessor) = (client.welcome.session, Vec::new());
-            let request = PutRequest { session, namespace, group: 0, predecessor, blocks };
+            let request = PutRequest { session, namespace, group: 0, predecessor, blocks, lent: None };
             call!(client, put, request).expect("a put").outcomes().next().expect("an outcome")
         };
         // Each unit holds the blocks of one tenant. The first of every eight is in use, and so has to move.

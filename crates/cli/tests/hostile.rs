@@ -118,8 +118,14 @@ fn an_engine_that_lies_about_sizes_is_refused() {
     assert!(plain.namespace("v", vec![larger_than_the_pool]).is_err());
     let namespace = plain.namespace("v", vec![Group { rank_bytes: vec![4096], ..group() }]).unwrap();
     let block = Block { hash: hash(1).to_vec(), data: vec![0; 1000] };
-    let put =
-        PutRequest { session: plain.welcome.session, namespace, group: 0, predecessor: vec![], blocks: vec![block] };
+    let put = PutRequest {
+        session: plain.welcome.session,
+        namespace,
+        group: 0,
+        predecessor: vec![],
+        blocks: vec![block],
+        lent: None,
+    };
     assert_eq!(call!(plain, put, put).unwrap_err().code(), tonic::Code::InvalidArgument);
 }
 

@@ -25,7 +25,7 @@ fn limit_files(daemon: &Daemon, bytes: Option<u64>) {
 fn put(client: &Client, namespace: u32, seed: u64) -> Vec<CommitOutcome> {
     let blocks = vec![Block { hash: hash(seed).to_vec(), data: pattern(seed, BYTES) }];
     let (session, predecessor) = (client.welcome.session, Vec::new());
-    let request = PutRequest { session, namespace, group: 0, predecessor, blocks };
+    let request = PutRequest { session, namespace, group: 0, predecessor, blocks, lent: None };
     call!(client, put, request).expect("a put").outcomes().collect()
 }
 

@@ -165,6 +165,7 @@ impl Patient {
             group: 0,
             predecessor: before.map_or(Vec::new(), |before| before.to_vec()),
             blocks: vec![Block { hash: key.to_vec(), data: vec![7; BLOCK_BYTES as usize] }],
+            lent: None,
         };
         call!(self.client, put, request).expect("a store");
         self.wait();

@@ -57,6 +57,7 @@ impl Rig {
             group: 0,
             predecessor: Vec::new(),
             blocks: vec![Block { hash: hash(seed).to_vec(), data: pattern(seed, BYTES) }],
+            lent: None,
         };
         let outcomes: Vec<CommitOutcome> = call!(self.client, put, request).expect("a put").outcomes().collect();
         assert_eq!(outcomes, [CommitOutcome::CommitStored], "block {seed}");

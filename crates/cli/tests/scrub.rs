@@ -128,12 +128,13 @@ fn nothing_is_dropped_by_mistake_while_slots_change_hands_and_an_audit_reads_too
     let put = |namespace: u32, seeds: std::ops::Range<u64>, bytes: u64| {
         let blocks = seeds.map(|seed| Block { hash: hash(seed).to_vec(), data: pattern(seed, bytes) }).collect();
         let (session, predecessor) = (client.welcome.session, Vec::new());
-        let request = PutRequest { session, namespace, group: 0, predecessor, blocks };
+        let request = PutRequest { session, namespace, group: 0, predecessor, blocks, lent: None };
         call!(client, put, request).expect("a put");
     };
     let check = |namespace: u32, seeds: std::ops::Range<u64>, bytes: u64| {
         let hashes = hashes(seeds.clone()).concat();
-        let request = GetRequest { session: client.welcome.session, namespace, group: 0, hash_bytes: 32, hashes };
+        let request =
+            GetRequest { session: client.welcome.session, namespace, group: 0, hash_bytes: 32, hashes, lent: None };
         let reply = call!(client, get, request).expect("a get");
         let seed_of = |block: &Block| seeds.clone().find(|seed| block.hash == hash(*seed)).expect("it was asked for");
         let is_right = |block: &Block| block.data == pattern(seed_of(block), bytes);

@@ -261,7 +261,8 @@ fn what_get_brings_up_counts_once_and_as_a_hit_of_the_disk() {
     let namespace = client.namespace("t", vec![group()]).unwrap();
     store(&client, &worker, namespace, 0..2000);
     let hashes = [hashes(0..100), hashes(5000..5001)].concat().concat();
-    let request = GetRequest { session: client.welcome.session, namespace, group: 0, hash_bytes: 32, hashes };
+    let request =
+        GetRequest { session: client.welcome.session, namespace, group: 0, hash_bytes: 32, hashes, lent: None };
     let reply = call!(client, get, request).unwrap();
     assert_eq!(reply.blocks.len(), 100);
     let advice = call!(client, advise, AdviseRequest {}).unwrap();
@@ -301,7 +302,8 @@ fn a_daemon_killed_while_blocks_come_up_serves_them_after_its_restart() {
         let namespace = call!(client, open_namespace, request).expect("a namespace").namespace;
         // Asks for 50 blocks; the answer to the last of them is not waited for.
         let hashes = hashes(round * 50..round * 50 + 50).concat();
-        let request = GetRequest { session: client.welcome.session, namespace, group: 0, hash_bytes: 32, hashes };
+        let request =
+            GetRequest { session: client.welcome.session, namespace, group: 0, hash_bytes: 32, hashes, lent: None };
         let mut rpc = client.rpc.clone();
         let asked = client.runtime.block_on(async {
             tokio::time::timeout(std::time::Duration::from_millis(3 * round), rpc.get(request)).await

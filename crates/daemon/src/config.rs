@@ -195,8 +195,8 @@ settings! {
         /// Sessions of one user at a time. The default leaves a quarter of the connections for workers and for calls
         /// without a session.
         sessions_per_user: u32 = 192;
-        /// Seconds after which a connection is closed that has no session and makes no call. Clients connect again when
-        /// they need to.
+        /// Seconds after which a connection is closed that has no session and makes no call, and after which memory is
+        /// given back that a client has lent and no call uses. Clients connect and lend again when they need to.
         idle_seconds: u64 = 60;
         /// Calls of one connection at a time; a client waits before it begins more. An engine makes one for each
         /// request that waits for blocks.
@@ -209,6 +209,10 @@ settings! {
         /// Bytes of the messages and answers of one user's `Put` and `Get` calls at a time. More calls wait before the
         /// daemon reads their messages. A `Get` counts as a largest message until its answer is known.
         copy_bytes_per_user: Bytes = Bytes(32 << 20);
+        /// Bytes of memory that one user's clients lend the daemon at a time. A `forebay.Client` that moves much lends
+        /// 16 MiB, which are its own, so that its blocks do not pass through messages. Beyond the limit they do, which
+        /// is slower.
+        lent_bytes_per_user: Bytes = Bytes(1 << 30);
         /// Largest message of the control plane in bytes, at most 16 MiB, the limit of the protocol.
         message_bytes: Bytes = Bytes(16 << 20);
         /// Lookups under way at a time, over all sessions: those that wait for the core, and those whose blocks are

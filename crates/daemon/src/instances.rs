@@ -7,6 +7,7 @@
 //! freed in two cases only: its owner (the session that got them) declares what it still holds, or its locks are gone.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use forebay_core::hints::HintId;
 use forebay_core::layout::Layout;
@@ -17,6 +18,7 @@ use forebay_rpc::proto::{RankGroup, SessionEvent};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::follows::Follows;
+use crate::loans::Loan;
 use crate::metrics::Saved;
 
 /// Events that wait for a session's stream; an engine reads them at once, so few are ever there.
@@ -80,6 +82,9 @@ pub struct Session {
     /// It has said what it holds, and may be told things.
     pub is_welcome: bool,
     pub was_told_attached: bool,
+    /// Shows who may lend it memory.
+    pub lending_token: [u8; 16],
+    pub lent: Option<Loan>,
 }
 
 pub struct Worker {
@@ -228,6 +233,13 @@ impl Instances {
     pub fn iter(&self) -> impl Iterator<Item = (Option<Instance>, &Member)> {
         let numbered = self.members.iter().map(|(index, member)| (Some(Instance(*index)), member));
         numbered.chain(self.unnumbered.values().map(|member| (None, member)))
+    }
+
+    /// Ends the loans that no call has used for so long.
+    pub fn give_back_idle(&mut self, time: Duration) {
+        for session in self.sessions() {
+            session.lent.take_if(|loan| loan.is_idle(time));
+        }
     }
 
     /// Engines that have neither session nor connection.
@@ -408,6 +420,8 @@ mod tests {
             follows: Follows::default(),
             is_welcome: false,
             was_told_attached: false,
+            lending_token: [1; 16],
+            lent: None,
         }
     }
 

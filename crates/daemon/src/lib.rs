@@ -21,6 +21,7 @@ pub mod http;
 mod insight;
 mod instances;
 mod listen;
+mod loans;
 pub mod metrics;
 mod namespaces;
 mod purges;

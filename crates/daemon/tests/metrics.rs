@@ -182,6 +182,7 @@ fn snapshot() -> Snapshot {
                 sessions: 201,
                 calls: 202,
                 bytes: 203,
+                lent_bytes: 206,
                 refused: vec![("connections_per_user", 204), ("engines", 205)],
             }],
         },

@@ -3,16 +3,16 @@
 //!
 //! This is the only `unsafe` of the crate.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_core::Error;
 use forebay_device::Memory;
 use forebay_io::pool::Mapping;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
-use pyo3::ffi::{Py_buffer, PyBuffer_FillInfo};
+use pyo3::ffi::{Py_buffer, PyBuffer_FillInfo, PyBytes_AsString, PyBytes_FromStringAndSize};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::Raised;
 
@@ -117,6 +117,49 @@ impl Pinned {
     pub fn write<T>(&self, write: impl FnOnce(&mut [u8]) -> T) -> T {
         // SAFETY: as above, for `Store.load`; the export is writable.
         write(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.len()) })
+    }
+}
+
+/// New `bytes`, which nobody else has before they are filled. Their pages are not there either: filling makes them,
+/// without the GIL.
+pub struct NewBytes {
+    object: Py<PyBytes>,
+    address: usize,
+    len: usize,
+    is_filled: Mutex<bool>,
+}
+
+impl NewBytes {
+    pub fn new(py: Python<'_>, len: usize) -> PyResult<NewBytes> {
+        assert!(len > 0, "all empty `bytes` are one object");
+        // SAFETY: without bytes to copy, Python makes a new object and leaves its bytes to the caller. It is checked
+        // for an error.
+        let object =
+            unsafe { Bound::from_owned_ptr_or_err(py, PyBytes_FromStringAndSize(std::ptr::null(), len as isize))? };
+        let object = object.cast_into::<PyBytes>()?;
+        // SAFETY: it is `bytes`.
+        let address = unsafe { PyBytes_AsString(object.as_ptr()) }.expose_provenance();
+        Ok(NewBytes { object: object.unbind(), address, len, is_filled: Mutex::new(false) })
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Calls `write` with all of the bytes, without the GIL.
+    pub fn fill(&self, write: impl FnOnce(&mut [u8])) {
+        let mut is_filled = self.is_filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let base = std::ptr::with_exposed_provenance_mut(self.address);
+        // SAFETY: `object` keeps the bytes in place, and no other code has it before `filled` takes it from here. The
+        // lock is held, so no other slice of them exists. C allocated them, so each has some value.
+        write(unsafe { std::slice::from_raw_parts_mut(base, self.len) });
+        *is_filled = true;
+    }
+
+    /// The object, if it was filled.
+    pub fn filled(self, py: Python<'_>) -> Option<Bound<'_, PyBytes>> {
+        let is_filled = self.is_filled.into_inner().unwrap_or(false);
+        is_filled.then(|| self.object.into_bound(py))
     }
 }
 

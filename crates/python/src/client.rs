@@ -4,20 +4,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_core::{Error, ErrorKind};
-use forebay_rpc::client::{self, GroupBytes};
-use forebay_rpc::proto::{
-    Block, CommitOutcome, InspectReply, NamespaceInfo, PurgeRequest, SessionInfo, TierInfo, TierPurge,
-};
+use forebay_io::pool::MAX_LENT_BYTES;
+use forebay_rpc::client::{self, GroupBytes, Sink, Source};
+use forebay_rpc::pack;
+use forebay_rpc::proto::{CommitOutcome, InspectReply, NamespaceInfo, PurgeRequest, SessionInfo, TierInfo, TierPurge};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tokio::runtime::Runtime;
 
-use crate::buffers::Pinned;
+use crate::buffers::{NewBytes, Pinned};
 use crate::convert::{self, from_hex, hex};
 use crate::error::Raised;
 use crate::fork::Own;
+use crate::lend::lend;
 
-/// A plain client for any program: no engine, no shared memory needed. Raises ForebayError.
+/// New `bytes` that a `get` makes at a time, before it is known which blocks are found: room is reserved for them, and
+/// those that are not found are never touched.
+const NEW_BYTES: u64 = 64 << 20;
+
+/// A plain client for any program: no engine, no mapping of the pool needed. Raises ForebayError.
 #[pyclass(frozen, module = "forebay._native")]
 pub struct Client {
     /// `None` once closed. One call runs at a time; others wait for it, without the GIL.
@@ -32,8 +37,8 @@ struct Open {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (socket_directory = None, *, deadline = 5.0))]
-    fn new(socket_directory: Option<&str>, deadline: f64) -> Result<Client, Raised> {
+    #[pyo3(signature = (socket_directory = None, *, deadline = 5.0, memory_bytes = 16777216))]
+    fn new(socket_directory: Option<&str>, deadline: f64, memory_bytes: u64) -> Result<Client, Raised> {
         static CLIENTS: AtomicU32 = AtomicU32::new(0);
         let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start a client").source(error);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
@@ -41,7 +46,11 @@ impl Client {
         let (process, number) = (std::process::id(), CLIENTS.fetch_add(1, Ordering::Relaxed));
         let engine_id = format!("client-{process}-{number}-{:016x}", random());
         let directory = client::find_sockets(socket_directory);
-        let client = client::Client::new(directory, engine_id, convert::duration(deadline));
+        check_memory(memory_bytes)?;
+        let mut client = client::Client::new(directory, engine_id, convert::duration(deadline));
+        if memory_bytes > 0 {
+            client = client.lending(memory_bytes, Box::new(lend));
+        }
         Ok(Client { open: Own::new(Mutex::new(Some(Open { runtime, client }))) })
     }
 
@@ -69,11 +78,9 @@ impl Client {
         predecessor: Option<&[u8]>,
     ) -> PyResult<Vec<&'static str>> {
         let pin = |(hash, data): (Bound<'_, PyBytes>, Bound<'_, PyAny>)| {
-            Ok((hash.as_bytes().to_vec(), Pinned::to_read(&data)?))
+            Ok(ToStore { hash: hash.as_bytes().to_vec(), data: Pinned::to_read(&data)? })
         };
-        let pinned = blocks.into_iter().map(pin).collect::<PyResult<Vec<_>>>()?;
-        let copy = |(hash, data): (Vec<u8>, Pinned)| Block { hash, data: data.read(<[u8]>::to_vec) };
-        let blocks = py.detach(|| pinned.into_iter().map(copy).collect());
+        let blocks = blocks.into_iter().map(pin).collect::<PyResult<Vec<_>>>()?;
         let predecessor = predecessor.unwrap_or_default();
         let outcomes = self.call(py, async |client| client.put(namespace, group, predecessor, blocks).await)?;
         Ok(outcomes.into_iter().map(outcome_name).collect())
@@ -88,8 +95,16 @@ impl Client {
         hashes: &Bound<'py, PyAny>,
     ) -> PyResult<Vec<Option<Bound<'py, PyBytes>>>> {
         let hashes = convert::hashes(hashes)?;
-        let blocks = self.call(py, async |client| client.get(namespace, group, &hashes).await)?;
-        Ok(blocks.into_iter().map(|block| block.map(|bytes| PyBytes::new(py, &bytes))).collect())
+        let bytes = self.call(py, async |client| client.block_bytes(namespace, group))?;
+        let at_a_time = (NEW_BYTES / bytes).max(1) as usize;
+        let mut blocks = Vec::with_capacity(hashes.len());
+        for part in hashes.iter().collect::<Vec<_>>().chunks(at_a_time) {
+            let part = pack(part.iter().copied()).map_err(Raised::from)?;
+            let new = (0..part.len()).map(|_| NewBytes::new(py, bytes as usize)).collect::<PyResult<Vec<_>>>()?;
+            self.call(py, async |client| client.get_into(namespace, group, &part, &new).await)?;
+            blocks.extend(new.into_iter().map(|new| new.filled(py)));
+        }
+        Ok(blocks)
     }
 
     /// Fills one buffer per hash, each as long as the block; whether it was found. One round trip per 8 MiB.
@@ -103,12 +118,7 @@ impl Client {
     ) -> PyResult<Vec<bool>> {
         let hashes = convert::hashes(hashes)?;
         let pinned = buffers.iter().map(Pinned::to_write).collect::<PyResult<Vec<_>>>()?;
-        let lengths = || pinned.iter().map(|buffer| buffer.len() as u64);
-        let found = self.call(py, async |client| client.get_of_lengths(namespace, group, &hashes, lengths()).await)?;
-        let copy = |(block, buffer): (&Option<Vec<u8>>, &Pinned)| {
-            block.as_ref().map(|block| buffer.write(|bytes| bytes.copy_from_slice(block))).is_some()
-        };
-        Ok(py.detach(|| found.iter().zip(&pinned).map(copy).collect()))
+        Ok(self.call(py, async |client| client.get_into(namespace, group, &hashes, &pinned).await)?)
     }
 
     /// Which blocks are ready. No lease remains afterwards. One round trip.
@@ -153,6 +163,19 @@ impl Client {
         py.detach(|| drop(self.lock().map(|mut open| open.take())));
     }
 
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let way = py.detach(|| {
+            let open = self.lock()?;
+            let Some(Open { client, .. }) = open.as_ref() else { return Ok("closed".to_owned()) };
+            Ok::<_, Error>(match client.lends() {
+                (true, _) => "copies through shared memory".to_owned(),
+                (false, Some(why)) => format!("copies through messages: {why}"),
+                (false, None) => "copies through messages".to_owned(),
+            })
+        });
+        format!("<forebay.Client: {}>", way.unwrap_or_else(|error| error.to_string()))
+    }
+
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }
@@ -169,11 +192,16 @@ impl Client {
         py: Python<'_>,
         call: impl AsyncFnOnce(&mut client::Client) -> forebay_core::Result<T> + Send,
     ) -> Result<T, Raised> {
-        py.detach(|| {
+        let (answer, note) = py.detach(|| {
             let mut open = self.lock()?;
             let Open { runtime, client } = open.as_mut().ok_or_else(|| Error::invalid("the client is closed"))?;
-            Ok(runtime.block_on(call(client))?)
-        })
+            let answer = runtime.block_on(call(client));
+            Ok::<_, Error>((answer, client.take_note()))
+        })?;
+        if let Some(why) = note {
+            warn(py, &why);
+        }
+        Ok(answer?)
     }
 
     /// Errors in a child that was forked.
@@ -181,6 +209,66 @@ impl Client {
         // A call that panicked left a client that reconnects when necessary.
         Ok(self.open.here()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+struct ToStore {
+    hash: Vec<u8>,
+    data: Pinned,
+}
+
+impl Source for ToStore {
+    fn hash(&self) -> &[u8] {
+        &self.hash
+    }
+
+    fn bytes(&self) -> u64 {
+        self.data.len() as u64
+    }
+
+    fn read(&self, read: &mut dyn FnMut(&[u8])) {
+        self.data.read(read);
+    }
+}
+
+impl Sink for NewBytes {
+    fn bytes(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn fill(&self, _: u64, write: &mut dyn FnMut(&mut [u8])) {
+        self.fill(write);
+    }
+}
+
+impl Sink for Pinned {
+    fn bytes(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn fill(&self, _: u64, write: &mut dyn FnMut(&mut [u8])) {
+        self.write(write);
+    }
+}
+
+/// Says why a client cannot lend memory.
+fn warn(py: Python<'_>, why: &str) {
+    let text = "blocks travel in messages, not through lent memory: %s";
+    let told = py
+        .import("logging")
+        .and_then(|logging| logging.call_method1("getLogger", ("forebay",)))
+        .and_then(|log| log.call_method1("warning", (text, why)));
+    if let Err(error) = told {
+        error.write_unraisable(py, None);
+    }
+}
+
+fn check_memory(bytes: u64) -> forebay_core::Result<()> {
+    if bytes > MAX_LENT_BYTES || !bytes.is_multiple_of(1 << 20) {
+        return Err(Error::invalid("the memory of a client cannot have this size")
+            .with("memory_bytes", bytes)
+            .hint("give whole MiB up to 64 MiB, or 0 for copies through messages"));
+    }
+    Ok(())
 }
 
 fn random() -> u64 {

@@ -18,6 +18,7 @@ mod client;
 mod convert;
 mod error;
 mod fork;
+mod lend;
 mod mask;
 mod session;
 mod store;

@@ -2,6 +2,7 @@
 
 mod fake;
 
+use std::path::Path;
 use std::time::Duration;
 
 use fake::{Fake, PATIENCE};
@@ -59,6 +60,22 @@ fn what_is_too_much_for_one_message_travels_in_several() {
         let predecessors: Vec<u8> = memory.puts.iter().map(|put| put.predecessor[0]).collect();
         assert_eq!(predecessors, [77, 1, 3], "each part names the block before it");
         assert_eq!(memory.gets.len(), 3);
+    });
+}
+
+#[test]
+fn an_older_daemon_is_lent_no_memory_and_gets_the_blocks_in_messages() {
+    let fake = Fake::started();
+    run(async {
+        let lend = Box::new(|_: &Path, _, _| panic!("the welcome of an older daemon has no token"));
+        let mut client = client(&fake).lending(16 * MIB, lend);
+        let namespace = open(&mut client, MIB).await;
+        assert_eq!(client.put(namespace, 3, b"", blocks(8, MIB)).await.unwrap(), [CommitOutcome::CommitStored; 8]);
+        let hashes = pack([[1; 32].as_slice()]).unwrap();
+        assert_eq!(client.get(namespace, 3, &hashes).await.unwrap(), [Some(vec![1; MIB as usize])]);
+        assert!(fake.memory().puts.iter().all(|put| put.lent.is_none() && put.blocks[0].data.len() == MIB as usize));
+        assert!(client.take_note().expect("a reason").contains("older"));
+        assert_eq!(client.take_note(), None, "it is said once");
     });
 }
 

@@ -300,7 +300,7 @@ async fn put_and_get(trial: &Trial, bytes: u64) -> Result<bool> {
         }
     }
     let (hash_bytes, hashes) = (hash.len() as u32, hash);
-    let request = GetRequest { session, namespace, group: 0, hash_bytes, hashes };
+    let request = GetRequest { session, namespace, group: 0, hash_bytes, hashes, lent: None };
     let read = rpc.get(request).await.map_err(from_status)?.into_inner().blocks.pop();
     match read {
         Some(block) if block.data == data => Ok(true),

@@ -494,6 +494,7 @@ impl Worker {
             groups: vec![RankGroup { group: 0, bytes, is_replicated: false }],
             held_pool_id: Vec::new(),
             incarnation: incarnation(start),
+            lending: None,
         }
     }
 
@@ -635,7 +636,7 @@ pub fn pattern(seed: u64, length: u64) -> Vec<u8> {
     words.flat_map(u64::to_le_bytes).take(length as usize).collect()
 }
 
-fn send(mut stream: &UnixStream, message: &impl Message) {
+pub fn send(mut stream: &UnixStream, message: &impl Message) {
     stream.write_all(&(message.encoded_len() as u32).to_le_bytes()).expect("the daemon reads");
     stream.write_all(&message.encode_to_vec()).expect("the daemon reads");
 }

@@ -62,6 +62,7 @@ pub struct Limits {
     pub calls_of_connection: u32,
     pub call_bytes: u64,
     pub copy_bytes: u64,
+    pub lent_bytes: u64,
     pub message_bytes: u64,
     pub idle: Duration,
 }
@@ -82,6 +83,8 @@ struct User {
     /// Of calls that are being received, and of answers that were not taken yet; without those of `copies`.
     call_bytes: u64,
     waiting_copies: usize,
+    /// Of the memory that its clients lend, as long as the daemon maps it.
+    lent_bytes: u64,
     /// KiB that copying calls may have in memory.
     copies: Arc<Semaphore>,
     /// Copying calls at a time, each on a thread of its own.
@@ -119,6 +122,13 @@ pub struct Hold {
     is_session: bool,
 }
 
+/// Lent memory that the daemon maps; it counts until this is dropped, which its connection does not live to see.
+pub struct LentBytes {
+    clients: Arc<Clients>,
+    uid: u32,
+    bytes: u64,
+}
+
 /// Copying calls of a user at a time: each holds a thread, and its message of up to 16 MiB.
 const COPIES_AT_A_TIME: usize = 4;
 
@@ -133,6 +143,7 @@ impl Limits {
             calls_of_connection: limits.calls_per_connection,
             call_bytes: limits.call_bytes_per_user.0,
             copy_bytes: limits.copy_bytes_per_user.0,
+            lent_bytes: limits.lent_bytes_per_user.0,
             message_bytes: limits.message_bytes.0,
             idle: Duration::from_secs(limits.idle_seconds),
         }
@@ -215,6 +226,7 @@ impl User {
             calls: 0,
             call_bytes: 0,
             waiting_copies: 0,
+            lent_bytes: 0,
             copies: Arc::new(Semaphore::new(kib(limits.copy_bytes) as usize)),
             copiers: Arc::new(Semaphore::new(COPIES_AT_A_TIME)),
             refusals: Refusals::default(),
@@ -340,6 +352,17 @@ impl Place {
         })
     }
 
+    /// Counts memory before it is mapped. Errors with `Full` if the user's clients lend too much.
+    pub fn borrow(&self, bytes: u64) -> Result<LentBytes> {
+        self.with(|clients, user, _| {
+            if bytes > clients.limits.lent_bytes.saturating_sub(user.lent_bytes) {
+                return Err(clients.refuse(self.uid, user, Refusal::LentBytes));
+            }
+            user.lent_bytes += bytes;
+            Ok(LentBytes { clients: self.clients.clone(), uid: self.uid, bytes })
+        })
+    }
+
     fn with<T>(&self, run: impl FnOnce(&Clients, &mut User, u64) -> T) -> T {
         let mut users = self.clients.lock();
         run(&self.clients, users.get_mut(&self.uid).expect("it came in"), self.id)
@@ -361,6 +384,19 @@ impl Drop for Hold {
                 connection.used = Instant::now();
             }
         });
+    }
+}
+
+impl LentBytes {
+    /// The user whose client lent them.
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+}
+
+impl Drop for LentBytes {
+    fn drop(&mut self) {
+        self.clients.lock().get_mut(&self.uid).expect("it came in").lent_bytes -= self.bytes;
     }
 }
 

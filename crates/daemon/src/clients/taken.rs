@@ -12,6 +12,7 @@ pub enum Refusal {
     Calls,
     CallBytes,
     CopyBytes,
+    LentBytes,
 }
 
 /// How often each limit refused something.
@@ -32,13 +33,21 @@ pub struct UserReport {
     pub calls: u64,
     /// Of messages that are received and answers that were not taken, with those of copying calls.
     pub bytes: u64,
+    /// Of the memory that its clients lend.
+    pub lent_bytes: u64,
     /// By the limit's name.
     pub refused: Vec<(&'static str, u64)>,
 }
 
 impl Refusal {
-    pub const ALL: [Refusal; 5] =
-        [Refusal::Connections, Refusal::Sessions, Refusal::Calls, Refusal::CallBytes, Refusal::CopyBytes];
+    pub const ALL: [Refusal; 6] = [
+        Refusal::Connections,
+        Refusal::Sessions,
+        Refusal::Calls,
+        Refusal::CallBytes,
+        Refusal::CopyBytes,
+        Refusal::LentBytes,
+    ];
 
     /// The limit's key, without its section.
     pub fn limit(self) -> &'static str {
@@ -48,6 +57,7 @@ impl Refusal {
             Refusal::Calls => "calls_per_user",
             Refusal::CallBytes => "call_bytes_per_user",
             Refusal::CopyBytes => "copy_bytes_per_user",
+            Refusal::LentBytes => "lent_bytes_per_user",
         }
     }
 
@@ -68,6 +78,9 @@ impl Refusal {
                 limits.copy_bytes,
                 "make fewer of them at a time",
             ),
+            Refusal::LentBytes => {
+                ("this user's clients lend the daemon too much memory", limits.lent_bytes, "close some clients")
+            }
         };
         Error::new(ErrorKind::Full, message)
             .with("user", uid)
@@ -92,6 +105,7 @@ impl User {
             sessions: self.sessions as u64,
             calls: self.calls as u64,
             bytes: self.call_bytes + limits.copy_bytes.saturating_sub(free),
+            lent_bytes: self.lent_bytes,
             refused: own.chain([("engines", self.refusals.engines)]).collect(),
         }
     }

@@ -492,8 +492,13 @@ static METRICS: &[Metric] = &[
         Gauges(&["user"], |s| by_user(s, |user| user.bytes)),
     ),
     metric(
+        "forebay_lent_bytes",
+        "Bytes of memory that clients lend the daemon for their blocks, by user id.",
+        Gauges(&["user"], |s| by_user(s, |user| user.lent_bytes)),
+    ),
+    metric(
         "forebay_refused_clients_total",
-        "Connections, sessions and calls refused because their user had reached a limit, by user id and limit.",
+        "Connections, sessions, calls and lent memory refused because their user had reached a limit, by user id and limit.",
         Counters(&["user", "limit"], refused_by_limit),
     ),
     metric("forebay_leases", "Leases held by clients.", Gauge(|s| s.held.leases)),

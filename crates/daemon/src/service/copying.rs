@@ -1,5 +1,7 @@
 //! Put and get, for clients that do not map the pool and so need not belong to its trust domain.
 //!
+//! The bytes are in the messages, or in memory that the client has lent (`tasks/lend.rs`).
+//!
 //! The copies run on other threads, between two events, and continue to their end even if the client is gone.
 //!
 //! Invariant: until its copy has ended, a slot or block is the daemon's own ([`Instance::DAEMON`]), whatever happens to
@@ -14,50 +16,60 @@ use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET};
 use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome as Outcome;
 use forebay_core::{Core, Error, ErrorKind, Generation, Instance, NamespaceIndex, Result, SlotId};
-use forebay_io::pool::{Pool, Slice};
+use forebay_io::pool::{Lent, Pool, Slice};
 use forebay_rpc::MAX_MESSAGE_BYTES;
-use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, PutReply, PutRequest};
-use tokio::sync::Semaphore;
+use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, LentPlace, PutReply, PutRequest};
 
 use super::{check_hashes, group_index, store};
+use crate::clients::Place;
+use crate::loans::Borrowed;
 use crate::state::{Shared, State};
 
-/// `copiers` are the calls of this user that may copy at a time.
-pub async fn put(shared: &Shared, copiers: Arc<Semaphore>, request: PutRequest) -> Result<PutReply> {
-    let place = copiers.acquire_owned().await.expect("the semaphore is never closed");
+pub async fn put(shared: &Shared, place: &Place, request: PutRequest) -> Result<PutReply> {
+    let (copiers, uid) = (place.copiers(), place.uid());
+    let copier = copiers.acquire_owned().await.expect("the semaphore is never closed");
     shared.work_off().await;
     let shared = shared.clone();
     let run = move || {
-        let _place = place;
-        put_blocks(&shared, &request)
+        let _copier = copier;
+        put_blocks(&shared, uid, &request)
     };
     tokio::task::spawn_blocking(run).await.expect("a copy does not panic")
 }
 
-pub async fn get(shared: &Shared, copiers: Arc<Semaphore>, request: GetRequest) -> Result<GetReply> {
-    let place = copiers.acquire_owned().await.expect("the semaphore is never closed");
+pub async fn get(shared: &Shared, place: &Place, request: GetRequest) -> Result<GetReply> {
+    let (copiers, uid) = (place.copiers(), place.uid());
+    let copier = copiers.acquire_owned().await.expect("the semaphore is never closed");
     let shared = shared.clone();
     let run = move || {
-        let _place = place;
-        get_blocks(&shared, &request)
+        let _copier = copier;
+        get_blocks(&shared, uid, &request)
     };
     tokio::task::spawn_blocking(run).await.expect("a copy does not panic")
 }
 
-fn put_blocks(shared: &Shared, request: &PutRequest) -> Result<PutReply> {
+fn put_blocks(shared: &Shared, uid: u32, request: &PutRequest) -> Result<PutReply> {
     let group = group_index(request.group)?;
     let (_, length) = target(&mut shared.lock(), request.session, request.namespace, group)?;
+    let lent = request.lent.as_ref().map(|place| lent(shared, uid, request.session, place)).transpose()?;
+    if let Some(lent) = &lent {
+        lent.check(request.blocks.len(), length)?;
+    }
     let mut before = if request.predecessor.is_empty() { None } else { Some(BlockHash::new(&request.predecessor)?) };
     let mut outcomes = Vec::with_capacity(request.blocks.len());
-    for block in &request.blocks {
+    for (at, block) in request.blocks.iter().enumerate() {
         let hash = BlockHash::new(&block.hash)?;
-        if block.data.len() as u64 != length {
+        let payload = match &lent {
+            Some(lent) => Payload::Lent(&lent.memory, lent.place(at, length), length),
+            None => Payload::Message(&block.data),
+        };
+        if payload.len() != length {
             return Err(Error::invalid("a block's size differs from its group's block size")
-                .with("bytes", block.data.len())
+                .with("bytes", payload.len())
                 .with("block_bytes", length)
                 .hint("all blocks of a group have the size with which their namespace was opened"));
         }
-        let outcome = put_one(shared, request, group, hash, before, &block.data)?;
+        let outcome = put_one(shared, request, group, hash, before, payload)?;
         outcomes.push(outcome.into());
         before = Some(hash);
     }
@@ -72,13 +84,68 @@ fn put_one(
     group: u16,
     hash: BlockHash,
     before: Option<BlockHash>,
-    data: &[u8],
+    payload: Payload<'_>,
 ) -> Result<CommitOutcome> {
-    let length = data.len() as u64;
+    let length = payload.len();
     let taken = shared.event(|state| take(state, request, group, length))?;
     let Some(taken) = taken else { return Ok(CommitOutcome::CommitLost) };
-    let written = write(&taken, data);
+    let written = write(&taken, payload);
     shared.event(|state| keep(state, request, (group, hash, before), &taken, &written))
+}
+
+/// Where the bytes of a block come from.
+#[derive(Clone, Copy)]
+pub enum Payload<'a> {
+    Message(&'a [u8]),
+    /// From this offset, so many bytes.
+    Lent(&'a Lent, u64, u64),
+}
+
+impl Payload<'_> {
+    fn len(self) -> u64 {
+        match self {
+            Payload::Message(data) => data.len() as u64,
+            Payload::Lent(_, _, length) => length,
+        }
+    }
+}
+
+/// The part of lent memory that a call names. The memory stays mapped until the call has ended.
+struct LentPart {
+    memory: Arc<Borrowed>,
+    offset: u64,
+}
+
+impl LentPart {
+    fn check(&self, blocks: usize, length: u64) -> Result<()> {
+        let end = (blocks as u64).checked_mul(length).and_then(|bytes| bytes.checked_add(self.offset));
+        if end.is_none_or(|end| end > self.memory.bytes()) {
+            return Err(Error::invalid("the blocks of a call leave the lent memory")
+                .with("offset", self.offset)
+                .with("blocks", blocks)
+                .with("lent_bytes", self.memory.bytes()));
+        }
+        Ok(())
+    }
+
+    /// Of the block with this index; `check` was called.
+    fn place(&self, index: usize, length: u64) -> u64 {
+        self.offset + index as u64 * length
+    }
+}
+
+/// Errors with `NotFound` if the session has no such memory by now: it was idle, or a call that its client gave up came
+/// after the client has lent other memory, and must not touch that. The same goes for calls of another user.
+fn lent(shared: &Shared, uid: u32, session: u64, place: &LentPlace) -> Result<LentPart> {
+    let mut state = shared.lock();
+    let (_, member) = state.instances.of_session(session)?;
+    let session = member.session.as_mut().expect("found by its session");
+    let named = session.lent.as_mut().and_then(|loan| loan.named(place.memory, uid));
+    let memory = named.ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, "the session's client has lent no such memory, or it was idle for too long")
+            .hint("lend memory again")
+    })?;
+    Ok(LentPart { memory, offset: place.offset })
 }
 
 /// A slot for a block, the daemon's own until `keep`.
@@ -107,12 +174,19 @@ pub fn take(state: &mut State, request: &PutRequest, group: u16, length: u64) ->
 }
 
 /// The copy; runs without the state.
-pub fn write(Taken { at, lengths, pool }: &Taken, data: &[u8]) -> Written {
-    pool.write(at.0.offset(), data);
-    let slices = sum_slices(data, lengths);
+pub fn write(Taken { at, lengths, pool }: &Taken, payload: Payload<'_>) -> Written {
+    let length = payload.len();
+    let slices = match payload {
+        Payload::Message(data) => {
+            pool.write(at.0.offset(), data);
+            sum_slices(data, lengths)
+        }
+        // The client may change its bytes at any time, so only those in the slot count.
+        Payload::Lent(lent, from, _) => pool.copy_in(lent, from, at.0.offset(), lengths),
+    };
     let has_births = pool.set_births(at.0, at.1, &slices);
     let sum = Slice::combine(&slices).expect("a block has a slice");
-    Written { length: data.len() as u64, sum, has_births }
+    Written { length, sum, has_births }
 }
 
 /// The slot becomes the block, or is given back.
@@ -143,19 +217,34 @@ fn sum_slices(data: &[u8], lengths: &[u64]) -> Vec<Slice> {
     lengths.iter().map(slice).collect()
 }
 
-fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
+fn get_blocks(shared: &Shared, uid: u32, request: &GetRequest) -> Result<GetReply> {
     let start = Instant::now();
     let hash_bytes = check_hashes(&request.hashes, request.hash_bytes)?;
     let group = group_index(request.group)?;
-    let mut blocks: Vec<Block> = Vec::new();
+    let (_, length) = target(&mut shared.lock(), request.session, request.namespace, group)?;
+    let lent = request.lent.as_ref().map(|place| lent(shared, uid, request.session, place)).transpose()?;
+    if let Some(lent) = &lent {
+        lent.check(request.hashes.len() / hash_bytes, length)?;
+    }
+    let mut reply = GetReply::default();
     let (mut size, mut hits, mut has_gap) = (0, 0, false);
     prefetch(shared, request, group, hash_bytes)?;
-    for hash in request.hashes.chunks_exact(hash_bytes) {
+    for (at, hash) in request.hashes.chunks_exact(hash_bytes).enumerate() {
         let Some(found) = pin(shared, request, group, hash, hash_bytes)? else {
             has_gap = true;
             continue;
         };
         hits += usize::from(!has_gap);
+        if let Some(lent) = &lent {
+            // Its namespace may be a new one by now, with blocks of another length.
+            let checksum = (found.length == length).then(|| copy_out(shared, &found, lent, lent.place(at, length)));
+            shared.event(|state| release(state, &found, checksum.map_or(0, |_| length)));
+            if let Some(checksum) = checksum {
+                reply.found.push(at as u32);
+                reply.checksums.extend(checksum);
+            }
+            continue;
+        }
         size += found.length as usize + hash_bytes + 16;
         if size > MAX_MESSAGE_BYTES {
             shared.event(|state| state.core.release(Instance::DAEMON, found.lease));
@@ -165,10 +254,24 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
         }
         let data = read(shared, &found);
         shared.event(|state| give_back(state, &found, data.as_deref()));
-        blocks.extend(data.map(|data| Block { hash: hash.to_vec(), data }));
+        reply.blocks.extend(data.map(|data| Block { hash: hash.to_vec(), data }));
     }
     note_seen(shared, request, group, hash_bytes, hits, start);
-    Ok(GetReply { blocks })
+    Ok(reply)
+}
+
+/// Copies the block to lent memory, and returns the checksum with which the client compares it, if that is to be done.
+/// A client that finds a difference asks for the block in a message: then the daemon itself reads and compares it.
+fn copy_out(shared: &Shared, found: &Pinned, lent: &LentPart, to: u64) -> Option<u64> {
+    let (pool, is_verifying) = pool(shared);
+    pool.copy_out(found.at.0.offset(), &lent.memory, to, found.length);
+    // Without an entry there is no right sum; the daemon's own reading says so too.
+    is_verifying.then(|| found.checksum.unwrap_or_else(|| !pool.checksum(found.at.0.offset(), found.length)))
+}
+
+fn pool(shared: &Shared) -> (Arc<Pool>, bool) {
+    let state = shared.lock();
+    (state.table.pool().clone(), state.config.pool.verify_loads)
 }
 
 /// The block was copied, or its bytes were wrong.
@@ -176,8 +279,11 @@ pub fn give_back(state: &mut State, found: &Pinned, data: Option<&[u8]>) {
     if data.is_none() {
         state.core.drop_corrupt(found.at.0, found.at.1, Finder::Get);
     }
+    release(state, found, data.map_or(0, <[u8]>::len) as u64);
+}
+
+fn release(state: &mut State, found: &Pinned, copied: u64) {
     state.core.release(Instance::DAEMON, found.lease);
-    let copied = data.map_or(0, <[u8]>::len) as u64;
     state.rpc.get_bytes += if found.is_of_trial { 0 } else { copied };
 }
 
@@ -192,10 +298,7 @@ fn note_seen(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usiz
 
 /// The block's bytes; `None` if two readings both differ from what was stored.
 pub fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
-    let (pool, is_verifying) = {
-        let state = shared.lock();
-        (state.table.pool().clone(), state.config.pool.verify_loads)
-    };
+    let (pool, is_verifying) = pool(shared);
     let mut data = vec![0; found.length as usize];
     for _ in 0..2 {
         pool.read(found.at.0.offset(), &mut data);

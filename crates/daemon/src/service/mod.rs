@@ -112,13 +112,13 @@ impl Forebay for Service {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
-        let copiers = place(&request).copiers();
-        self.answer("put", copying::put(&self.shared, copiers, request.into_inner()).await)
+        let place = place(&request);
+        self.answer("put", copying::put(&self.shared, &place, request.into_inner()).await)
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
-        let copiers = place(&request).copiers();
-        self.answer("get", copying::get(&self.shared, copiers, request.into_inner()).await)
+        let place = place(&request);
+        self.answer("get", copying::get(&self.shared, &place, request.into_inner()).await)
     }
 
     async fn inspect(&self, _: Request<InspectRequest>) -> Result<Response<InspectReply>, Status> {

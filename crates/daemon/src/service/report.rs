@@ -63,10 +63,10 @@ pub async fn huge_bytes(shared: &Shared) -> Result<u64> {
 }
 
 fn user(report: UserReport) -> UserInfo {
-    let UserReport { uid, connections, sessions, calls, bytes, refused } = report;
+    let UserReport { uid, connections, sessions, calls, bytes, lent_bytes, refused } = report;
     let refused = refused.into_iter().filter(|(_, count)| *count > 0);
     let refused = refused.map(|(limit, count)| (limit.to_owned(), count)).collect();
-    UserInfo { uid, connections, sessions, calls, bytes, refused }
+    UserInfo { uid, connections, sessions, calls, bytes, lent_bytes, refused }
 }
 
 fn namespaces(state: &State) -> Vec<NamespaceInfo> {

@@ -128,6 +128,8 @@ fn begin(
         follows: Default::default(),
         is_welcome: false,
         was_told_attached: false,
+        lending_token: forebay_rpc::draw(),
+        lent: None,
     };
     // Dropping the old one ends its stream.
     let (instance, old) = state.instances.open(identity, request.ranks, owner, session)?;
@@ -148,7 +150,9 @@ fn welcome(
     resumption: &mut Option<Resumption>,
 ) -> Result<()> {
     let (instance, member) = state.instances.of_session(id)?;
-    member.session.as_mut().expect("found by its session").is_welcome = true;
+    let session = member.session.as_mut().expect("found by its session");
+    session.is_welcome = true;
+    let lending_token = session.lending_token.to_vec();
     // An engine without a number holds nothing.
     let (lease, lost) = match resumption.take() {
         Some(resumption) => state.core.resume(resumption, &slots(&request.reservations)),
@@ -160,6 +164,7 @@ fn welcome(
         pool_id: state.table.pool().id().to_be_bytes().to_vec(),
         lost: lost.iter().map(|(slot, generation)| Held { slot: slot.0, generation: generation.0 }).collect(),
         lease: lease.0,
+        lending_token,
     };
     let is_draining = state.is_draining;
     let (_, member) = state.instances.of_session(id)?;

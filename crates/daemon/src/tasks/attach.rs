@@ -30,6 +30,7 @@ use crate::instances::{Identity, Member, Worker};
 use crate::listen;
 use crate::service::{check_protocol, tell_attached};
 use crate::state::{Shared, State};
+use crate::tasks::lend;
 use crate::turns;
 
 /// Time for each message from the other side: a worker answers at once.
@@ -50,7 +51,7 @@ pub async fn run(listener: UnixListener, shared: Shared, clients: Arc<Clients>) 
             if let Err(error) = served
                 && let Some(times) = failed.add(Instant::now())
             {
-                tracing::warn!(%error, hint = error.hint_text(), times, "a worker's connection failed");
+                tracing::warn!(%error, hint = error.hint_text(), times, "a connection to the attach socket failed");
             }
         });
     }
@@ -62,6 +63,9 @@ async fn serve(mut stream: UnixStream, place: &Arc<Place>, shared: &Shared) -> R
         tracing::debug!("a connection for workers said nothing");
         return Ok(());
     };
+    if let Some(lending) = &request.lending {
+        return lend::serve(&mut stream, place, shared, (request.protocol, lending)).await;
+    }
     let (ready, mut all_there) = mpsc::channel(1);
     let held = place.seat().await.and_then(|()| place.hold());
     let welcomed = held.and_then(|hold| {
@@ -71,12 +75,7 @@ async fn serve(mut stream: UnixStream, place: &Arc<Place>, shared: &Shared) -> R
     let (_hold, welcomed) = match welcomed {
         Ok(welcomed) => welcomed,
         Err(error) => {
-            let reply = AttachReply {
-                error: error.to_string(),
-                hint: error.hint_text().unwrap_or("").to_owned(),
-                ..AttachReply::default()
-            };
-            write(&mut stream, &reply).await?;
+            write(&mut stream, &refusal(&error)).await?;
             return Err(error);
         }
     };
@@ -100,6 +99,11 @@ async fn serve(mut stream: UnixStream, place: &Arc<Place>, shared: &Shared) -> R
     );
     shared.event(|state| wake_if_all_there(state, attached.instance));
     converse(&mut stream, &attached, &mut all_there).await
+}
+
+pub fn refusal(error: &Error) -> AttachReply {
+    let hint = error.hint_text().unwrap_or("").to_owned();
+    AttachReply { error: error.to_string(), hint, ..AttachReply::default() }
 }
 
 /// Sends the worker the places of its slices, each time all ranks are there, and receives its reports of mismatches,
@@ -342,7 +346,7 @@ fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
     M::decode(bytes).map_err(|error| Error::invalid("a worker's message cannot be read").source(error))
 }
 
-async fn write(stream: &mut UnixStream, message: &impl Message) -> Result<()> {
+pub async fn write(stream: &mut UnixStream, message: &impl Message) -> Result<()> {
     let mut frame = (message.encoded_len() as u32).to_le_bytes().to_vec();
     message.encode(&mut frame).expect("a vector has room");
     let failed = |error| Error::new(ErrorKind::Io, "cannot write to a worker").source(error);

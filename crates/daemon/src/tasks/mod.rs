@@ -4,6 +4,7 @@
 
 pub mod attach;
 pub mod drive_tiers;
+pub mod lend;
 pub mod open_tiers;
 pub mod populate_memory;
 pub mod purge_shared;

@@ -1,5 +1,6 @@
 //! Regular work: the core's pieces of long work, alarms, and a check for instances that are gone. Nobody reports the
-//! end of a killed process; only its kernel lock disappears.
+//! end of a killed process; only its kernel lock disappears. Nor does a client say that it pauses: memory that it has
+//! lent is given back.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -24,6 +25,7 @@ pub async fn run(shared: Shared) -> Infallible {
                 let sample = frame::sample(state, state.last_tick);
                 state.steps.add(sample);
             }
+            state.instances.give_back_idle(Duration::from_secs(state.config.limits.idle_seconds));
             state.instances.idle().into_iter().for_each(|instance| state.settle_instance(instance));
             state.history.tick(state.last_tick, state.core.stats())
         });

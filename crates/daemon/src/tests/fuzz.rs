@@ -174,7 +174,7 @@ fn block(number: u8) -> Vec<u8> {
 fn put(numbers: Range<u8>) -> PutRequest {
     let blocks = numbers.clone().map(|number| Block { hash: hash(number), data: block(number) }).collect();
     let predecessor = numbers.start.checked_sub(1).map_or(Vec::new(), hash);
-    PutRequest { session: 1, namespace: 0, group: 0, predecessor, blocks }
+    PutRequest { session: 1, namespace: 0, group: 0, predecessor, blocks, lent: None }
 }
 
 fn keys(numbers: Range<u8>) -> GroupKeys {
@@ -189,7 +189,7 @@ fn client() -> Vec<u8> {
     say(&mut script, 8, &put(0..3));
     say(&mut script, 2, &LookupRequest { session: 1, namespace: 0, groups: vec![keys(0..4)] });
     let GroupKeys { group, hash_bytes, hashes } = keys(0..4);
-    say(&mut script, 9, &GetRequest { session: 1, namespace: 0, group, hash_bytes, hashes });
+    say(&mut script, 9, &GetRequest { session: 1, namespace: 0, group, hash_bytes, hashes, lent: None });
     say(&mut script, 10, &PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() });
     script
 }
@@ -299,15 +299,11 @@ fn hear(daemon: &Daemon, open: &mut Open, call: u8, body: &[u8]) -> Result<usize
         }
         8 => {
             let request = read(body)?;
-            run(Box::pin(async {
-                copying::put(shared, place.copiers(), request).await.map(|reply| reply.outcomes.len())
-            }))
+            run(Box::pin(async { copying::put(shared, &place, request).await.map(|reply| reply.outcomes.len()) }))
         }
         9 => {
             let request = read(body)?;
-            run(Box::pin(async {
-                copying::get(shared, place.copiers(), request).await.map(|reply| reply.blocks.len())
-            }))
+            run(Box::pin(async { copying::get(shared, &place, request).await.map(|reply| reply.blocks.len()) }))
         }
         10 => {
             let request = read(body)?;
@@ -505,7 +501,8 @@ fn recover(name: &'static str, is_mended: bool) {
         }
         for number in 0..3 {
             let GroupKeys { group, hash_bytes, hashes } = keys(number..number + 1);
-            let request = GetRequest { session: 1, namespace: 0, group, hash_bytes, hashes: hashes.clone() };
+            let request =
+                GetRequest { session: 1, namespace: 0, group, hash_bytes, hashes: hashes.clone(), lent: None };
             for is_last in [false, true] {
                 let key = (&hashes[..], hash_bytes as usize);
                 let looked = daemon.shared.event(|state| copying::look(state, &request, 0, key, is_last));

@@ -132,6 +132,23 @@ impl Region {
         unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(from.start), self.as_ptr().add(to.start), from.len()) }
     }
 
+    /// Copies `len` bytes to `to` in another region.
+    pub fn copy_to(&self, from: u64, other: &Region, to: u64, len: u64) {
+        assert!(other.access == Access::ReadWrite);
+        let (from, to) = (self.range(from, len as usize), other.range(to, len as usize));
+        // SAFETY: both ranges lie in their mappings, which do not overlap, and the target is writable. Other processes
+        // may write them at the same time: the user of the copy detects that by a checksum.
+        unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(from.start), other.as_ptr().add(to.start), from.len()) }
+    }
+
+    /// Whether every page of the mapping is in memory, so that touching it allocates nothing.
+    pub fn is_resident(&self) -> io::Result<bool> {
+        let mut pages = vec![0u8; self.len.div_ceil(rustix::param::page_size())];
+        // SAFETY: the range is this mapping's, and there is a byte for each of its pages.
+        let rc = unsafe { libc::mincore(self.as_ptr().cast(), self.len, pages.as_mut_ptr()) };
+        if rc == 0 { Ok(pages.iter().all(|page| page & 1 == 1)) } else { Err(io::Error::last_os_error()) }
+    }
+
     /// Adds the present content of `len` bytes from `offset` to `sum`.
     pub fn sum(&self, sum: &mut Checksum, offset: u64, len: u64) {
         let range = self.range(offset, len as usize);

@@ -11,6 +11,7 @@
 //!   [`Pool::recover`], [`Pool::instances`], [`Pool::namespaces`], [`Pool::lock_held`].
 //! - For a worker: [`Pool::mapper_fds`] and [`Pool::description`], sent with [`send_fds`].
 //! - [`Pool::set_births`], [`Pool::move_births`]: slice checksum records (births) of blocks that no worker stored.
+//! - For a client that lends memory: [`Lent`], [`Pool::copy_in`], [`Pool::copy_out`].
 //! - [`Pool::checksum`], [`Pool::read`], [`Pool::write`], [`Pool::data_ptr`]; [`Pool::huge_page_report`],
 //!   [`Pool::retire`], [`remove`], [`Room`].
 //!
@@ -33,6 +34,7 @@ mod found;
 mod generations;
 mod geometry;
 mod huge;
+mod lent;
 mod lock;
 mod map;
 mod mapping;
@@ -58,6 +60,7 @@ pub use format::{
 };
 pub use geometry::{Extent, Geometry, MAX_RANKS, MAX_UNIT_BYTES, MIN_UNIT_BYTES};
 pub use huge::HugePageReport;
+pub use lent::{Lending, Lent, MAX_LENT_BYTES};
 pub use mapping::{GeometryDescription, MapperFds, Mapping};
 pub use open::{Opened, Outcome, remove};
 pub use owner::{Pool, RecoveryCursor};

@@ -26,6 +26,7 @@ use super::format::*;
 use super::generations::Generations;
 use super::geometry::{Extent, Geometry, MAX_RANKS};
 use super::huge::{self, HugePageReport};
+use super::lent::Lent;
 use super::map::{Access, Region};
 use super::mapping::{GeometryDescription, MapperFds, read_birth, write_birth};
 use super::room::Room;
@@ -373,6 +374,9 @@ impl Pool {
     }
 }
 
+/// Of a copy whose checksum is computed behind it, while the bytes are in the processor's second cache.
+const PIECE_BYTES: u64 = 64 << 10;
+
 /// How far a recovery has come.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RecoveryCursor {
@@ -413,6 +417,28 @@ impl Pool {
     /// Copies `bytes` to `offset`. The slot must be the caller's. Panics if the bytes leave the pool.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         self.data.write(offset, bytes);
+    }
+
+    /// Copies slices of these lengths from lent memory to `offset`, and returns the checksums of what is then in the
+    /// pool: the lent bytes are read once, and may change meanwhile. The slot must be the caller's.
+    pub fn copy_in(&self, lent: &Lent, from: u64, offset: u64, lengths: &[u64]) -> Vec<Slice> {
+        let mut done = 0;
+        let mut slice = |length: &u64| {
+            let (mut sum, end) = (Checksum::new(), done + length);
+            while done < end {
+                let piece = (end - done).min(PIECE_BYTES);
+                lent.region.copy_to(from + done, &self.data, offset + done, piece);
+                self.data.sum(&mut sum, offset + done, piece);
+                done += piece;
+            }
+            Slice { length: *length, checksum: sum.finish() }
+        };
+        lengths.iter().map(&mut slice).collect()
+    }
+
+    /// Copies `len` bytes at `offset` to lent memory.
+    pub fn copy_out(&self, offset: u64, lent: &Lent, to: u64, len: u64) {
+        self.data.copy_to(offset, &lent.region, to, len);
     }
 
     /// Start of the mapping, for the kernel and devices to copy to and from. It holds `geometry().data_bytes()`

@@ -94,6 +94,7 @@ fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
         groups: worker.groups.iter().map(group).collect(),
         held_pool_id: held.clone().unwrap_or_default(),
         incarnation: worker.incarnation.to_vec(),
+        lending: None,
     };
     send_fds(&stream, &request.encode_to_vec(), &[], soon())?;
     let (bytes, fds) = recv_fds(&stream, soon())?;
@@ -163,7 +164,7 @@ fn say(stream: &UnixStream, says: Says) -> Result<()> {
 }
 
 /// Connects. The kernel itself may block the caller if the daemon accepts nobody.
-fn dial(path: &Path) -> Result<UnixStream> {
+pub fn dial(path: &Path) -> Result<UnixStream> {
     let unreachable = |error| forebay_rpc::client::unreachable(ErrorKind::Unavailable, path, error);
     let cannot = |errno: Errno| unreachable(std::io::Error::from(errno));
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(cannot)?;
@@ -197,7 +198,7 @@ fn description(reply: &AttachReply) -> Result<GeometryDescription> {
     Ok(GeometryDescription { pool_id, unit_bytes: reply.unit_bytes, units: reply.units })
 }
 
-fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
+pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
     M::decode(bytes).map_err(|error| Error::new(ErrorKind::Io, "the daemon's message cannot be read").source(error))
 }
 

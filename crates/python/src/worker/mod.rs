@@ -7,7 +7,7 @@
 //! mapping for which it was submitted, which stays until its last copy has ended. A mapping outlives the daemon's
 //! connection, so that leased blocks can be loaded while a daemon restarts.
 
-mod attach;
+pub mod attach;
 mod copies;
 mod pool;
 

@@ -6,6 +6,7 @@
 mod backoff;
 mod configuration;
 mod connect;
+mod lending;
 mod plain;
 pub mod session;
 mod sockets;
@@ -15,6 +16,7 @@ mod trust;
 pub use backoff::Backoff;
 pub use configuration::{CONFIG_VARIABLE, USUAL_CONFIG, config_file, read_config};
 pub use connect::{Rpc, connect};
+pub use lending::{Lend, Memory, Sink, Source};
 pub use plain::{Client, GroupBytes, lone_session};
 pub use session::{EngineSession, SessionConfig, SessionState, Ticket};
 pub use sockets::{find_sockets, knock, look_for_sockets, sockets_of_variables, usual_sockets};

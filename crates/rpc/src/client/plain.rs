@@ -4,21 +4,41 @@
 //! Namespace handles are the client's own and stay valid: a session keeps only the last namespaces that it opened, so
 //! the client opens a namespace again that its session has forgotten, once for each call. Every call can be repeated
 //! without harm, so a call that fails because the daemon was replaced since the last call is repeated once.
+//!
+//! Payloads go through memory that the client lends to the daemon, if it has a way to lend some, and else through the
+//! messages. It lends when its calls have moved enough, and gives the memory back when no call used it for a while.
+//! Lent memory belongs to one call at a time. A call that is given up takes its memory with it, because the daemon may
+//! still touch it: only a call that the daemon has answered leaves it for the next one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
 use tonic::{Response, Status, Streaming};
 
 use super::connect::{Rpc, connect};
+use super::lending::{Lend, Memory, Shelf, Sink, Source};
 use crate::from_status;
 use crate::proto::{self, CommitOutcome};
 use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, PURGE_OF_DISKS, draw};
 
+/// When a daemon that refused memory is asked again: a limit may have been reached, and left.
+const LEND_AGAIN: Duration = Duration::from_secs(30);
+
+/// Time for the exchange in which memory is lent: a daemon needs some milliseconds. What is left of a call's deadline
+/// is for its messages.
+const LEND_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Calls that move less gain nothing by memory that is still to be lent.
+const LARGE_BYTES: u64 = 256 << 10;
+
+/// Memory that no call used for so long is given back. The daemon gives it back after `limits.idle_seconds`.
+const IDLE: Duration = Duration::from_secs(30);
+
 /// Bytes of block data in one call: half the largest message, and about 10 ms of the daemon's time.
-const CALL_BYTES: usize = MAX_MESSAGE_BYTES / 2;
+const CALL_BYTES: u64 = MAX_MESSAGE_BYTES as u64 / 2;
 
 /// Upper bound of a block's hash and the message's framing.
 const OVERHEAD_BYTES: u64 = 4096;
@@ -39,6 +59,12 @@ pub struct Client {
     deadline: Duration,
     namespaces: Vec<Namespace>,
     connection: Option<Connection>,
+    /// How memory is lent, and how much.
+    lend: Option<(u64, Lend)>,
+    /// Why payloads go through messages, and when that was found.
+    not_lent: Option<(String, Instant)>,
+    /// Somebody knows.
+    is_told: bool,
 }
 
 #[derive(PartialEq)]
@@ -56,6 +82,11 @@ struct Session {
     id: u64,
     /// The daemon's names of our namespaces, by handle.
     names: HashMap<u32, u32>,
+    /// For memory; an older daemon has given none.
+    lending_token: Vec<u8>,
+    memory: Option<Shelf>,
+    /// What large calls have moved in messages since memory was lent last.
+    moved_bytes: u64,
     /// The session lives as long as this stream.
     _events: Streaming<proto::SessionEvent>,
 }
@@ -65,13 +96,42 @@ struct Target {
     rpc: Rpc,
     session: u64,
     namespace: u32,
+    memory: Option<Box<dyn Memory>>,
 }
 
 impl Client {
     /// `engine_id` must be unique among the clients of the daemon. Does not connect yet.
     pub fn new(directory: impl Into<PathBuf>, engine_id: impl Into<String>, deadline: Duration) -> Client {
         let (directory, engine_id) = (directory.into(), engine_id.into());
-        Client { directory, engine_id, deadline, namespaces: Vec::new(), connection: None }
+        Client {
+            directory,
+            engine_id,
+            deadline,
+            namespaces: Vec::new(),
+            connection: None,
+            lend: None,
+            not_lent: None,
+            is_told: false,
+        }
+    }
+
+    /// Lets payloads go through memory, of so many bytes.
+    pub fn lending(self, bytes: u64, lend: Lend) -> Client {
+        Client { lend: Some((bytes, lend)), ..self }
+    }
+
+    /// Why payloads go through messages, the first time that it is asked after that began.
+    pub fn take_note(&mut self) -> Option<String> {
+        let (why, _) = self.not_lent.as_ref().filter(|_| !self.is_told)?;
+        self.is_told = true;
+        Some(why.clone())
+    }
+
+    /// Whether payloads go through lent memory now, and why not if it was tried.
+    pub fn lends(&self) -> (bool, Option<&str>) {
+        let session = self.connection.as_ref().and_then(|connection| connection.session.as_ref());
+        let memory = session.and_then(|session| session.memory.as_ref());
+        (memory.is_some_and(Shelf::has_memory), self.not_lent.as_ref().map(|(why, _)| why.as_str()))
     }
 
     /// A handle for blocks of these sizes under this descriptor. One round trip, the first time three. A later call on
@@ -102,64 +162,61 @@ impl Client {
 
     /// Stores blocks in prefix order; outcomes in the same order, `Lost` where there was no space. One round trip per
     /// 8 MiB.
-    pub async fn put(
+    pub async fn put<S: Source>(
         &mut self,
         namespace: u32,
         group: u32,
         predecessor: &[u8],
-        blocks: Vec<proto::Block>,
+        blocks: Vec<S>,
     ) -> Result<Vec<CommitOutcome>> {
+        let block_bytes = self.block_bytes(namespace, group).ok();
         let mut outcomes = Vec::with_capacity(blocks.len());
         let mut predecessor = predecessor.to_vec();
-        for blocks in split_by_bytes(blocks) {
-            let last = blocks.last().map(|block| block.hash.clone());
-            let request = proto::PutRequest { group, predecessor, blocks, ..Default::default() };
-            let ask = async |mut to: Target| {
-                let request = proto::PutRequest { session: to.session, namespace: to.namespace, ..request.clone() };
-                to.rpc.put(request).await
-            };
-            let reply: proto::PutReply = self.ask(namespace, ask).await?;
-            if reply.outcomes.len() != request.blocks.len() {
+        for blocks in split_by_bytes(&blocks, self.call_bytes()) {
+            let ask = async |to: &mut Target| put_part(to, group, &predecessor, blocks, block_bytes).await;
+            let bytes = blocks.iter().map(Source::bytes).sum();
+            let reply: proto::PutReply = self.ask(namespace, bytes, ask).await?;
+            if reply.outcomes.len() != blocks.len() {
                 return Err(malformed("the reply to a put has the wrong number of outcomes"));
             }
             outcomes.extend(reply.outcomes());
-            predecessor = last.unwrap_or_default();
+            predecessor = blocks.last().map(|block| block.hash().to_vec()).unwrap_or_default();
         }
         Ok(outcomes)
     }
 
     /// The blocks' bytes in the order of the request, `None` where not found. One round trip per 8 MiB.
     pub async fn get(&mut self, namespace: u32, group: u32, hashes: &Hashes) -> Result<Vec<Option<Vec<u8>>>> {
-        let block_bytes = self.block_bytes(namespace, group)?;
-        let per_call = (CALL_BYTES as u64 / block_bytes).max(1) as usize;
-        let mut found: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
-        let all: Vec<&[u8]> = hashes.iter().collect();
-        for part in all.chunks(per_call) {
-            let hash_bytes = hashes.hash_bytes() as u32;
-            let packed = part.concat();
-            let ask = async |mut to: Target| {
-                let hashes = packed.clone();
-                let Target { session, namespace, .. } = to;
-                to.rpc.get(proto::GetRequest { session, namespace, group, hash_bytes, hashes }).await
-            };
-            let reply: proto::GetReply = self.ask(namespace, ask).await?;
-            if reply.blocks.iter().any(|block| block.data.len() as u64 != block_bytes) {
-                return Err(malformed("a block was returned with the wrong size"));
-            }
-            found.extend(reply.blocks.into_iter().map(|block| (block.hash, block.data)));
-        }
-        Ok(all.into_iter().map(|hash| found.get(hash).cloned()).collect())
+        let blocks: Vec<Mutex<Vec<u8>>> = (0..hashes.len()).map(|_| Mutex::default()).collect();
+        let found = self.fill(namespace, group, hashes, &blocks).await?;
+        let bytes = |block: Mutex<Vec<u8>>| block.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(blocks.into_iter().zip(found).map(|(block, found)| found.then(|| bytes(block))).collect())
     }
 
-    /// As [`get`](Self::get). Errors with `Invalid`, before anything is asked, unless there is a length for each hash
-    /// and all are the group's.
-    pub async fn get_of_lengths(
+    /// Fills one place for each hash that is found, and says which were. One round trip per 8 MiB.
+    async fn fill<S: Sink>(&mut self, namespace: u32, group: u32, hashes: &Hashes, sinks: &[S]) -> Result<Vec<bool>> {
+        let block_bytes = self.block_bytes(namespace, group)?;
+        let per_call = (self.call_bytes() / block_bytes).max(1) as usize;
+        let mut found = Vec::with_capacity(hashes.len());
+        let all: Vec<&[u8]> = hashes.iter().collect();
+        for (part, sinks) in all.chunks(per_call).zip(sinks.chunks(per_call)) {
+            let ask = async |to: &mut Target| get_part(to, group, part, sinks, block_bytes).await;
+            found.extend(self.ask(namespace, part.len() as u64 * block_bytes, ask).await?);
+        }
+        Ok(found)
+    }
+
+    /// Fills one place for each hash, and says which were found; the other places are unchanged. Errors with `Invalid`,
+    /// before anything is asked, unless there is a place for each hash and all are as long as the group's blocks. One
+    /// round trip per 8 MiB.
+    pub async fn get_into<S: Sink>(
         &mut self,
         namespace: u32,
         group: u32,
         hashes: &Hashes,
-        mut lengths: impl ExactSizeIterator<Item = u64>,
-    ) -> Result<Vec<Option<Vec<u8>>>> {
+        sinks: &[S],
+    ) -> Result<Vec<bool>> {
+        let mut lengths = sinks.iter().map(Sink::bytes);
         let block_bytes = self.block_bytes(namespace, group)?;
         if lengths.len() != hashes.len() {
             return Err(Error::invalid("there is one buffer for each hash"));
@@ -169,30 +226,30 @@ impl Client {
                 .with("bytes", bytes)
                 .with("block_bytes", block_bytes));
         }
-        self.get(namespace, group, hashes).await
+        self.fill(namespace, group, hashes, sinks).await
     }
 
     /// Which blocks are ready now. No lease remains: a second round trip returns it.
     pub async fn lookup(&mut self, namespace: u32, group: u32, hashes: &Hashes) -> Result<Vec<bool>> {
-        let ask = async |mut to: Target| {
+        let ask = async |to: &mut Target| {
             let keys = proto::GroupKeys {
                 group,
                 hash_bytes: hashes.hash_bytes() as u32,
                 hashes: hashes.clone().into_packed(),
             };
             let request = proto::LookupRequest { session: to.session, namespace: to.namespace, groups: vec![keys] };
-            let mut replies = to.rpc.lookup(request).await?.into_inner();
-            let reply = replies.message().await?.unwrap_or_default();
+            let mut replies = to.rpc.lookup(request).await.map_err(from_status)?.into_inner();
+            let reply = replies.message().await.map_err(from_status)?.unwrap_or_default();
             // Without a lease it ends here. HTTP/2 closes a connection on which many streams were dropped before.
-            while replies.message().await?.is_some() {}
+            while replies.message().await.map_err(from_status)?.is_some() {}
             if reply.lease != 0 {
                 let leases = vec![reply.lease];
                 let request = proto::ReleaseRequest { session: to.session, leases, ..Default::default() };
-                to.rpc.release(request).await?;
+                to.rpc.release(request).await.map_err(from_status)?;
             }
-            Ok(Response::new(reply))
+            Ok(reply)
         };
-        let reply: proto::LookupReply = self.ask(namespace, ask).await?;
+        let reply: proto::LookupReply = self.ask(namespace, 0, ask).await?;
         let states = reply.groups.into_iter().next().map(|answer| answer.states).unwrap_or_default();
         Ok((0..hashes.len()).map(|at| states.get(at) == Some(&1)).collect())
     }
@@ -241,7 +298,8 @@ impl Client {
         self.ask_without_session(async |mut rpc: Rpc| rpc.record(proto::RecordRequest {}).await).await
     }
 
-    fn block_bytes(&self, namespace: u32, group: u32) -> Result<u64> {
+    /// Bytes of a block of the group. No round trip.
+    pub fn block_bytes(&self, namespace: u32, group: u32) -> Result<u64> {
         let groups = &self.namespace(namespace)?.groups;
         let found = groups.iter().find(|other| other.group == group);
         found.map(|group| group.bytes).ok_or_else(|| {
@@ -258,22 +316,83 @@ impl Client {
         })
     }
 
-    async fn ask<R>(&mut self, namespace: u32, ask: impl AsyncFn(Target) -> Result<Response<R>, Status>) -> Result<R> {
+    /// Most bytes of blocks in a call of more than one.
+    fn call_bytes(&self) -> u64 {
+        self.lend.as_ref().map_or(CALL_BYTES, |(bytes, _)| CALL_BYTES.min(*bytes))
+    }
+
+    /// A call that moves so many bytes of blocks.
+    async fn ask<R>(&mut self, namespace: u32, bytes: u64, ask: impl AsyncFn(&mut Target) -> Result<R>) -> Result<R> {
         self.namespace(namespace)?;
         self.repeat(async |client: &mut Client| {
-            let target = client.target(namespace).await?;
-            let error = match ask(target).await.map_err(from_status) {
-                Ok(reply) => return Ok(reply.into_inner()),
+            let error = match client.ask_once(namespace, bytes, &ask).await {
+                Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
-            // No call of a session says so of anything else than the session or its namespace.
+            // No call of a session says so of anything else than the session, its namespace or its memory.
             if error.kind() != ErrorKind::NotFound || !client.forget_name(namespace) {
                 return Err(error);
             }
-            let target = client.target(namespace).await?;
-            ask(target).await.map(Response::into_inner).map_err(from_status)
+            client.ask_once(namespace, bytes, &ask).await
         })
         .await
+    }
+
+    async fn ask_once<R>(
+        &mut self,
+        namespace: u32,
+        bytes: u64,
+        ask: &impl AsyncFn(&mut Target) -> Result<R>,
+    ) -> Result<R> {
+        let mut target = self.target(namespace).await?;
+        target.memory = self.memory(bytes);
+        let answer = ask(&mut target).await;
+        // Other errors may come from the connection, while the daemon is still at the call.
+        let is_over = answer.as_ref().map_or_else(|error| error.kind() == ErrorKind::Invalid, |_| true);
+        let session = self.connection.as_mut().and_then(|connection| connection.session.as_mut());
+        let shelf = session.and_then(|session| session.memory.as_ref());
+        if let Some((shelf, memory)) = shelf.zip(target.memory.take()).filter(|_| is_over) {
+            shelf.put_back(memory);
+        }
+        answer
+    }
+
+    /// The memory for a call of the session that moves so many bytes, lent now if there is none. `None`: they travel in
+    /// messages. Whatever keeps the daemon from taking memory, the call itself finds out whether the daemon is there.
+    fn memory(&mut self, bytes: u64) -> Option<Box<dyn Memory>> {
+        let (lent_bytes, lend) = self.lend.as_mut().filter(|(lent_bytes, _)| bytes <= *lent_bytes)?;
+        let session = self.connection.as_mut()?.session.as_mut()?;
+        if bytes == 0 {
+            return None;
+        }
+        if let Some(memory) = session.memory.as_ref().and_then(Shelf::take) {
+            return Some(memory);
+        }
+        let was_refused = self.not_lent.as_ref().is_some_and(|(_, at)| at.elapsed() < LEND_AGAIN);
+        session.moved_bytes += if bytes < LARGE_BYTES { 0 } else { bytes };
+        // Memory of 16 MiB takes some 16 ms of a processor to lend, and 8 MiB in messages 11 ms.
+        if bytes < LARGE_BYTES || session.moved_bytes < *lent_bytes / 2 || was_refused {
+            return None;
+        }
+        session.moved_bytes = 0;
+        let (id, token) = (session.id, session.lending_token.clone());
+        let lent = match token.is_empty() {
+            true => Err(Error::new(ErrorKind::Unsupported, "the daemon is older and takes no memory")),
+            false => {
+                let lending = proto::Lending { session: id, token, bytes: *lent_bytes };
+                lend(&self.directory, lending, LEND_DEADLINE.min(self.deadline / 2))
+            }
+        };
+        match lent.and_then(|memory| Shelf::new(memory, IDLE)) {
+            Ok(shelf) => {
+                self.not_lent = None;
+                session.memory.insert(shelf).take()
+            }
+            Err(error) => {
+                self.not_lent = Some((error.to_string(), Instant::now()));
+                None
+            }
+        }
     }
 
     async fn ask_without_session<R>(&mut self, ask: impl AsyncFn(Rpc) -> Result<Response<R>, Status>) -> Result<R> {
@@ -330,7 +449,8 @@ impl Client {
             groups: self.namespace(handle)?.groups.iter().map(group_message).collect(),
         };
         let engine_id = self.engine_id.clone();
-        let Connection { rpc, session } = self.connection().await?;
+        self.connection().await?;
+        let Connection { rpc, session } = self.connection.as_mut().expect("it was just made");
         if session.is_none() {
             *session = Some(open_session(rpc, engine_id).await?);
         }
@@ -340,7 +460,7 @@ impl Client {
             let reply = rpc.open_namespace(request).await.map_err(from_status)?;
             session.names.insert(handle, reply.into_inner().namespace);
         }
-        Ok(Target { rpc: rpc.clone(), session: session.id, namespace: session.names[&handle] })
+        Ok(Target { rpc: rpc.clone(), session: session.id, namespace: session.names[&handle], memory: None })
     }
 }
 
@@ -359,7 +479,8 @@ async fn open_session(rpc: &mut Rpc, engine_id: String) -> Result<Session> {
     let mut events = rpc.open_session(lone_session(engine_id)).await.map_err(from_status)?.into_inner();
     match events.message().await.map_err(from_status)?.and_then(|event| event.event) {
         Some(proto::session_event::Event::Welcome(welcome)) => {
-            Ok(Session { id: welcome.session, names: HashMap::new(), _events: events })
+            let (names, lending_token) = (HashMap::new(), welcome.lending_token);
+            Ok(Session { id: welcome.session, names, lending_token, memory: None, moved_bytes: 0, _events: events })
         }
         _ => Err(malformed("the session did not begin with a welcome")),
     }
@@ -376,22 +497,117 @@ fn group_message(group: &GroupBytes) -> proto::Group {
     }
 }
 
-/// Runs of blocks with a total of up to `CALL_BYTES`, at least one block each.
-fn split_by_bytes(blocks: Vec<proto::Block>) -> Vec<Vec<proto::Block>> {
-    let (mut runs, mut bytes): (Vec<Vec<_>>, _) = (Vec::new(), 0);
-    for block in blocks {
-        let size = block.data.len();
-        match runs.last_mut() {
-            Some(run) if bytes + size <= CALL_BYTES => {
-                bytes += size;
-                run.push(block);
-            }
-            _ => {
-                bytes = size;
-                runs.push(vec![block]);
-            }
+/// One call of a put.
+async fn put_part<S: Source>(
+    to: &mut Target,
+    group: u32,
+    predecessor: &[u8],
+    blocks: &[S],
+    block_bytes: Option<u64>,
+) -> Result<proto::PutReply> {
+    // A block of another size is told apart by the daemon, from its message.
+    let is_even = blocks.iter().all(|block| Some(block.bytes()) == block_bytes);
+    let lent = to.memory.as_mut().filter(|_| is_even).map(|memory| {
+        let mut offset = 0;
+        for block in blocks {
+            block.read(&mut |bytes| memory.write(offset, bytes));
+            offset += block.bytes();
         }
+        proto::LentPlace { memory: memory.number(), offset: 0 }
+    });
+    let message = |block: &S| {
+        let mut data = Vec::new();
+        if lent.is_none() {
+            block.read(&mut |bytes| data = bytes.to_vec());
+        }
+        proto::Block { hash: block.hash().to_vec(), data }
+    };
+    let request = proto::PutRequest {
+        session: to.session,
+        namespace: to.namespace,
+        group,
+        predecessor: predecessor.to_vec(),
+        blocks: blocks.iter().map(message).collect(),
+        lent,
+    };
+    to.rpc.put(request).await.map(Response::into_inner).map_err(from_status)
+}
+
+/// One call of a get; a block that does not match its checksum is asked for again, in a message.
+async fn get_part<S: Sink>(
+    to: &mut Target,
+    group: u32,
+    hashes: &[&[u8]],
+    sinks: &[S],
+    block_bytes: u64,
+) -> Result<Vec<bool>> {
+    let lent = to.memory.as_ref().map(|memory| proto::LentPlace { memory: memory.number(), offset: 0 });
+    let is_lent = lent.is_some();
+    let reply = get_call(to, group, hashes, lent).await?;
+    if !is_lent {
+        return take_blocks(reply, hashes, sinks, block_bytes);
     }
+    let memory = to.memory.as_mut().expect("it was named");
+    let mut is_found = vec![false; hashes.len()];
+    let mut differ = Vec::new();
+    let is_compared = !reply.checksums.is_empty();
+    if is_compared && reply.checksums.len() != reply.found.len() {
+        return Err(malformed("the reply to a get has the wrong number of checksums"));
+    }
+    for (index, at) in reply.found.iter().enumerate() {
+        let at = *at as usize;
+        let sink = sinks.get(at).ok_or_else(|| malformed("the reply to a get names a block that was not asked for"))?;
+        let offset = at as u64 * block_bytes;
+        if is_compared && memory.checksum(offset, block_bytes) != reply.checksums[index] {
+            differ.push(at);
+            continue;
+        }
+        sink.fill(block_bytes, &mut |bytes| memory.read(offset, bytes));
+        is_found[at] = true;
+    }
+    for at in differ {
+        let reply = get_call(to, group, &hashes[at..=at], None).await?;
+        is_found[at] = take_blocks(reply, &hashes[at..=at], &sinks[at..=at], block_bytes)? == [true];
+    }
+    Ok(is_found)
+}
+
+async fn get_call(
+    to: &mut Target,
+    group: u32,
+    hashes: &[&[u8]],
+    lent: Option<proto::LentPlace>,
+) -> Result<proto::GetReply> {
+    let Target { session, namespace, .. } = *to;
+    let hash_bytes = hashes.first().map_or(0, |hash| hash.len()) as u32;
+    let request = proto::GetRequest { session, namespace, group, hash_bytes, hashes: hashes.concat(), lent };
+    to.rpc.get(request).await.map(Response::into_inner).map_err(from_status)
+}
+
+/// The blocks of a message, each to the places of its hash.
+fn take_blocks<S: Sink>(reply: proto::GetReply, hashes: &[&[u8]], sinks: &[S], block_bytes: u64) -> Result<Vec<bool>> {
+    if reply.blocks.iter().any(|block| block.data.len() as u64 != block_bytes) {
+        return Err(malformed("a block was returned with the wrong size"));
+    }
+    let found: HashMap<&[u8], &[u8]> = reply.blocks.iter().map(|block| (&block.hash[..], &block.data[..])).collect();
+    let take = |(hash, sink): (&&[u8], &S)| {
+        let data = found.get(hash);
+        data.map(|data| sink.fill(block_bytes, &mut |bytes| bytes.copy_from_slice(data))).is_some()
+    };
+    Ok(hashes.iter().zip(sinks).map(take).collect())
+}
+
+/// Runs of blocks with a total of up to `call_bytes`, at least one block each.
+fn split_by_bytes<S: Source>(blocks: &[S], call_bytes: u64) -> Vec<&[S]> {
+    let (mut runs, mut begin, mut bytes) = (Vec::new(), 0, 0);
+    for (at, block) in blocks.iter().enumerate() {
+        if at > begin && bytes + block.bytes() > call_bytes {
+            runs.push(&blocks[begin..at]);
+            (begin, bytes) = (at, 0);
+        }
+        bytes += block.bytes();
+    }
+    runs.extend((begin < blocks.len()).then(|| &blocks[begin..]));
     runs
 }
 
@@ -413,10 +629,11 @@ mod tests {
 
     #[test]
     fn calls_carry_as_many_blocks_as_fit_and_at_least_one() {
-        let third = CALL_BYTES / 3;
-        let sizes = [third, third, third, third, CALL_BYTES + 1, 1, 1];
-        let runs = split_by_bytes(sizes.into_iter().map(block).collect());
-        assert_eq!(runs.iter().map(Vec::len).collect::<Vec<_>>(), [3, 1, 1, 2]);
-        assert!(split_by_bytes(Vec::new()).is_empty());
+        let third = CALL_BYTES as usize / 3;
+        let sizes = [third, third, third, third, CALL_BYTES as usize + 1, 1, 1];
+        let blocks: Vec<_> = sizes.into_iter().map(block).collect();
+        let runs = split_by_bytes(&blocks, CALL_BYTES);
+        assert_eq!(runs.iter().map(|run| run.len()).collect::<Vec<_>>(), [3, 1, 1, 2]);
+        assert!(split_by_bytes::<proto::Block>(&[], CALL_BYTES).is_empty());
     }
 }

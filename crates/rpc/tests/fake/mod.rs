@@ -367,7 +367,7 @@ impl Forebay for Service {
         };
         let blocks = request.hashes.chunks(request.hash_bytes as usize).filter_map(find).collect();
         memory.gets.push(request);
-        Ok(Response::new(GetReply { blocks }))
+        Ok(Response::new(GetReply { blocks, ..GetReply::default() }))
     }
 
     async fn inspect(&self, _: Request<InspectRequest>) -> Result<Response<InspectReply>, Status> {

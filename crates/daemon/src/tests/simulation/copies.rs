@@ -6,7 +6,7 @@ use forebay_rpc::proto::{Block, CommitOutcome, GetRequest, PutRequest};
 use super::engine::Shape;
 use super::truth::{Holder, Key, slice, store_of};
 use super::world::World;
-use crate::service::copying::{self, Looked, Pinned, Taken, Written};
+use crate::service::copying::{self, Looked, Payload, Pinned, Taken, Written};
 
 pub enum Copy {
     Put { request: PutRequest, key: Key, store: u64, taken: Option<(Taken, u64)>, written: Option<Written> },
@@ -28,11 +28,11 @@ impl World {
             let data = ranks.iter().enumerate().flat_map(|(rank, bytes)| slice(key, store, rank, *bytes)).collect();
             let predecessor = key.before().map_or(Vec::new(), Key::hash);
             let blocks = vec![Block { hash, data }];
-            let request = PutRequest { session, namespace, group, predecessor, blocks };
+            let request = PutRequest { session, namespace, group, predecessor, blocks, lent: None };
             Copy::Put { request, key, store, taken: None, written: None }
         } else {
             let hash_bytes = hash.len() as u32;
-            let request = GetRequest { session, namespace, group, hash_bytes, hashes: hash };
+            let request = GetRequest { session, namespace, group, hash_bytes, hashes: hash, lent: None };
             Copy::Get { request, key, asked: now, pinned: None, data: None }
         };
         let Some(daemon) = &mut self.daemon else { return };
@@ -67,7 +67,7 @@ impl World {
             return Some(Copy::Put { request, key, store, taken: Some((taken, claim)), written });
         };
         let Some(written) = written else {
-            let written = Some(copying::write(&taken, &request.blocks[0].data));
+            let written = Some(copying::write(&taken, Payload::Message(&request.blocks[0].data)));
             return Some(Copy::Put { request, key, store, taken: Some((taken, claim)), written });
         };
         self.truth.get().leave(claim, Holder::Daemon);

@@ -797,6 +797,7 @@ impl World {
             rank: rank as u32,
             groups: groups.map(group).collect(),
             held_pool_id: held,
+            lending: None,
         };
         let (sender, ready) = mpsc::channel(1);
         let welcomed = match self.event(|state| attach::welcome(state, 0, &request, sender)) {
