@@ -148,6 +148,24 @@ fn a_pool_that_cannot_be_is_a_failure_and_the_exit_code_says_so() {
     assert_eq!((nowhere.code, &check(&report(&nowhere), "huge pages")["verdict"]), (1, &"fail".into()), "{nowhere:?}");
 }
 
+/// `serve` refuses it with the same words.
+#[test]
+fn a_foreign_mount_in_the_pools_directory_is_a_failure_beforehand() {
+    let place = Place::new();
+    let point = place.pool().join("mnt");
+    std::fs::create_dir_all(&point).unwrap();
+    std::fs::set_permissions(place.pool(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(&point, std::fs::Permissions::from_mode(0o700)).unwrap();
+    std::fs::write(point.join("report"), b"precious").unwrap();
+    let doctor = doctor(&place, &["--json"]).json();
+    assert_eq!(check(&doctor, "pool")["verdict"], "fail", "{doctor:#}");
+    let mut serve = forebay(&["serve", "--pool.directory"]);
+    serve.arg(place.pool()).args([CAPACITY, &["--socket.directory"]].concat()).arg(place.sockets());
+    let refused = Answer::of(serve.output().unwrap());
+    let cause = finding(&doctor, "pool").split(':').next().unwrap();
+    assert!(refused.err.contains(cause), "{cause} is not in {}", refused.err);
+}
+
 #[test]
 fn what_keeps_a_daemon_from_working_as_configured_is_said_before_the_start() {
     let place = Place::new();

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_daemon::config::{Config, HugePages};
-use forebay_io::pool::{Backing, HugePageReport, MIN_UNIT_BYTES, Pool, PoolConfig, remove};
+use forebay_io::pool::{Backing, HugePageReport, MIN_UNIT_BYTES, Pool, PoolConfig, check_mount, remove};
 use forebay_io::trust::{Holds, check_directory};
 
 use super::Check;
@@ -25,8 +25,15 @@ pub fn checks(config: &Config, holdings: Option<&Holdings>, held_bytes: u64) -> 
     if let Some(holdings) = holdings {
         return vec![of_daemon(holdings, config.pool.huge_pages)];
     }
-    match check_directory(&config.pool.directory, Holds::Pool) {
-        Ok((path, _)) => {
+    let directory = check_directory(&config.pool.directory, Holds::Pool);
+    let usable = directory.and_then(|(path, is_there)| {
+        if is_there {
+            check_mount(&path)?;
+        }
+        Ok(path)
+    });
+    match usable {
+        Ok(path) => {
             let usable = Check::ok("pool", format!("`{}` can be used", path.display()));
             [usable].into_iter().chain(huge_pages(config, held_bytes)).collect()
         }

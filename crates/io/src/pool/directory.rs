@@ -14,7 +14,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::FlockOperation;
 
 use super::files::DATA_NAME;
-use super::mounts::{Mount, is_stacked, mount_of, mounts};
+use super::mounts::{Mount, cover_of, mount_of, mounts};
 use super::ours;
 use crate::trust::{self, Holds};
 
@@ -72,40 +72,7 @@ impl Directory {
     /// The private tmpfs, if an earlier daemon mounted one, or an operator one that is empty or holds a pool. Errors if
     /// something else has its place: a mount there would hide it.
     pub fn private_mount(&self) -> Result<Option<Mount>> {
-        let point = self.mount_point();
-        let cannot = |error| ours::unreadable(&point, error);
-        let metadata = match fs::symlink_metadata(&point) {
-            Ok(metadata) => metadata,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(cannot(error)),
-        };
-        if metadata.is_symlink() {
-            return Err(Error::invalid("the place of the pool's mount is a symbolic link")
-                .with("path", point.display())
-                .hint("remove the link, and unmount what is mounted where it leads; or name another directory"));
-        }
-        if metadata.dev() == self.identity.0 {
-            return match metadata.is_dir() && is_empty(&point).map_err(cannot)? {
-                true => Ok(None),
-                false => Err(ours::foreign(&point)),
-            };
-        }
-        trust::checked(Role::Directory, &point)?;
-        let mount = mount_of(&point).map_err(cannot)?;
-        let is_for_pool = mount.source == MOUNT_SOURCE || is_empty(&point).map_err(cannot)? || ours::has_pool(&point)?;
-        match mount.filesystem == "tmpfs" && is_for_pool {
-            true => Ok(Some(mount)),
-            false if is_stacked(&point).map_err(cannot)? => {
-                Err(Error::invalid("a filesystem is mounted over the one in the pool's directory")
-                    .with("path", point.display())
-                    .with("filesystem", mount.filesystem)
-                    .hint(format!("`umount {}`, which takes the upper one away", point.display())))
-            }
-            false => Err(Error::invalid("the directory is not a pool's: it has a mount that Forebay did not make")
-                .with("path", point.display())
-                .with("filesystem", mount.filesystem)
-                .hint("name another directory, or unmount the filesystem")),
-        }
+        mount_in(&self.path, self.identity.0)
     }
 
     /// Gives back the directories that were made for this claim, as far as they are empty.
@@ -135,6 +102,54 @@ impl Directory {
     pub fn data_on_hugetlbfs(&self, mount: &Mount) -> PathBuf {
         mount.point.join(format!("forebay-{:x}-{:x}", self.identity.0, self.identity.1))
     }
+}
+
+/// Errors where something in a directory has the place of the pool's mount, or covers it. Takes no lock, and changes
+/// nothing.
+pub fn check_mount(directory: &Path) -> Result<()> {
+    let metadata = fs::metadata(directory).map_err(|error| ours::unreadable(directory, error))?;
+    mount_in(directory, metadata.dev()).map(drop)
+}
+
+/// See [`Directory::private_mount`]. `device` is the directory's own.
+fn mount_in(directory: &Path, device: u64) -> Result<Option<Mount>> {
+    let point = directory.join(MOUNT_NAME);
+    let cannot = |error| ours::unreadable(&point, error);
+    let metadata = match fs::symlink_metadata(&point) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(cannot(error)),
+    };
+    if metadata.is_symlink() {
+        return Err(Error::invalid("the place of the pool's mount is a symbolic link")
+            .with("path", point.display())
+            .hint("remove the link, and unmount what is mounted where it leads; or name another directory"));
+    }
+    // First, because what follows looks at the upper filesystem, and would blame that.
+    if let Some(cover) = cover_of(&point).map_err(cannot)?
+        && cover.source != MOUNT_SOURCE
+    {
+        return Err(Error::invalid("a filesystem is mounted over the one in the pool's directory")
+            .with("path", point.display())
+            .with("filesystem", cover.filesystem)
+            .hint(format!("`umount {}`, which takes the upper one away", point.display())));
+    }
+    if metadata.dev() == device {
+        return match metadata.is_dir() && is_empty(&point).map_err(cannot)? {
+            true => Ok(None),
+            false => Err(ours::foreign(&point)),
+        };
+    }
+    trust::checked(Role::Directory, &point)?;
+    let mount = mount_of(&point).map_err(cannot)?;
+    let is_for_pool = mount.source == MOUNT_SOURCE || is_empty(&point).map_err(cannot)? || ours::has_pool(&point)?;
+    if mount.filesystem == "tmpfs" && is_for_pool {
+        return Ok(Some(mount));
+    }
+    Err(Error::invalid("the directory is not a pool's: it has a mount that Forebay did not make")
+        .with("path", point.display())
+        .with("filesystem", mount.filesystem)
+        .hint("name another directory, or unmount the filesystem"))
 }
 
 /// Whether nobody else can replace a file on this mount under the same name. The file itself is checked when it is

@@ -52,6 +52,7 @@ mod table;
 mod tests;
 
 pub use config::{HugePages, PoolConfig};
+pub use directory::check_mount;
 pub use fds::{MAX_FDS, MAX_MESSAGE_BYTES, recv_fds, send_fds};
 pub use format::VERSION as FORMAT_VERSION;
 pub use format::{

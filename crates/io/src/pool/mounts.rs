@@ -53,11 +53,14 @@ pub(super) fn mount_of(path: &Path) -> io::Result<Mount> {
         .ok_or_else(|| io::Error::other(format!("no mount has the device of `{}`", path.display())))
 }
 
-/// Whether a mount at this place hides another one there.
-pub(super) fn is_stacked(point: &Path) -> io::Result<bool> {
+/// The mount at this place, if it hides another one there.
+pub(super) fn cover_of(point: &Path) -> io::Result<Option<Mount>> {
     let real = fs::canonicalize(point)?;
     let there: Vec<Mount> = mounts()?.into_iter().filter(|mount| mount.point == real).collect();
-    Ok(there.iter().any(|upper| there.iter().any(|lower| upper.parent == lower.id)))
+    let lies_on = |upper: &Mount, lower: &Mount| upper.parent == lower.id;
+    let hides = |mount: &Mount| there.iter().any(|lower| lies_on(mount, lower));
+    let is_hidden = |mount: &Mount| there.iter().any(|upper| lies_on(upper, mount));
+    Ok(there.iter().find(|mount| hides(mount) && !is_hidden(mount)).cloned())
 }
 
 fn parse(mountinfo: &[u8]) -> Vec<Mount> {

@@ -60,14 +60,16 @@ impl Device {
     pub fn claim(config: &DiskConfig) -> Result<Device> {
         let path = config.path.clone();
         let (real, links) = trusted_path(&path)?;
-        let is_made = !real.exists();
-        if is_made {
+        let was_missing = !real.exists();
+        if was_missing {
             check_place(&real, config)?;
         }
         let daemon_lock = open(&real, links).map_err(|error| cannot("open", &path, error))?;
         if !try_lock(&daemon_lock, DAEMON_BYTE).map_err(|error| cannot("lock", &path, error))? {
             return Err(in_use(&path));
         }
+        // Judged under the lock: another daemon may have made the file meanwhile, and may have ended since.
+        let is_made = was_missing && daemon_lock.metadata().is_ok_and(|metadata| metadata.len() == 0);
         let opened = sized(&daemon_lock, config)
             .and_then(|bytes| Ok((bytes, open_for_transfers(&real, links, &daemon_lock)?)))
             .inspect_err(|_| {

@@ -429,7 +429,7 @@ impl Disk {
 
     /// Writes wait for a look at the signature too.
     fn are_writes_stuck(&self) -> bool {
-        self.is_stuck(&self.io.writes) || self.watch.is_silent_for(STUCK_AFTER, self.now)
+        self.is_stuck(&self.io.writes) || self.watch.is_blind_for(STUCK_AFTER, self.now)
     }
 
     fn is_stuck(&self, lane: &Lane) -> bool {

@@ -12,34 +12,43 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// What a disk knows of its signature.
 pub(super) struct Watch {
     pub owner: Owner,
-    /// When the look that is under way began, if one is.
-    looking_since: Option<Duration>,
-    /// When the last look began that has ended.
+    /// When the last look began.
+    began_at: Duration,
+    is_looking: bool,
+    /// When the last look began that saw the superblock.
     seen_at: Duration,
+    /// When the first of the looks began that have seen nothing since, if the last one has failed.
+    failing_since: Option<Duration>,
     pub is_taken: bool,
 }
 
 impl Watch {
     /// Of a disk that was opened, and so looked at, just now.
     pub fn new(owner: Owner, now: Duration) -> Watch {
-        Watch { owner, looking_since: None, seen_at: now, is_taken: false }
+        Watch { owner, began_at: now, is_looking: false, seen_at: now, failing_since: None, is_taken: false }
     }
 
     pub fn is_looking(&self) -> bool {
-        self.looking_since.is_some()
+        self.is_looking
     }
 
     /// Whether a look is due, which has begun then.
     pub fn begin_look(&mut self, now: Duration) -> bool {
-        let is_due = !self.is_looking() && !self.is_taken && now.saturating_sub(self.seen_at) >= LOOK_INTERVAL;
+        let is_due = !self.is_looking && !self.is_taken && now.saturating_sub(self.began_at) >= LOOK_INTERVAL;
         if is_due {
-            self.looking_since = Some(now);
+            (self.is_looking, self.began_at) = (true, now);
         }
         is_due
     }
 
-    pub fn end_look(&mut self) {
-        self.seen_at = self.looking_since.take().unwrap_or(self.seen_at);
+    /// A look that failed permits no write: another may have signed meanwhile.
+    pub fn end_look(&mut self, has_seen: bool) {
+        self.is_looking = false;
+        if has_seen {
+            (self.seen_at, self.failing_since) = (self.began_at, None);
+        } else {
+            self.failing_since.get_or_insert(self.began_at);
+        }
     }
 
     /// Whether the last look is so new that writes may begin. One is due before that, so a disk that answers holds no
@@ -48,9 +57,10 @@ impl Watch {
         !self.is_taken && now.saturating_sub(self.seen_at) < 2 * LOOK_INTERVAL
     }
 
-    /// Whether the disk has owed the answer of a look for so long.
-    pub fn is_silent_for(&self, limit: Duration, now: Duration) -> bool {
-        self.looking_since.is_some_and(|since| now.saturating_sub(since) >= limit)
+    /// Whether looks have failed, or one has had no answer, for so long.
+    pub fn is_blind_for(&self, limit: Duration, now: Duration) -> bool {
+        let since = self.failing_since.or(self.is_looking.then_some(self.began_at));
+        since.is_some_and(|since| now.saturating_sub(since) >= limit)
     }
 }
 

@@ -26,7 +26,7 @@ impl Disk {
 
     /// A superblock that cannot be read is nobody's signature.
     pub(super) fn looked(&mut self, result: Result<u64, ErrorKind>) {
-        self.watch.end_look();
+        self.watch.end_look(result.is_ok());
         let page = page_at(&self.memory, Staging::look());
         if result.is_err() {
             return;

@@ -10,6 +10,7 @@ use forebay_core::ErrorKind;
 use forebay_core::tier::{Health, Outcome, Tier};
 use forebay_io::ssd::{Ssd, SsdConfig};
 use forebay_io::uring::{Fault, FaultKind, Region};
+use rustix::io::Errno;
 
 use crate::bed::*;
 use crate::files::{file_config, home, open};
@@ -103,6 +104,42 @@ fn a_daemon_that_was_stopped_writes_nothing_over_the_blocks_of_another() {
             assert!(matches!(third.look(number, 4096), Outcome::Loaded { .. }), "block {number}");
         }
     }
+}
+
+#[test]
+fn a_daemon_whose_looks_fail_writes_nothing_over_the_blocks_of_another() {
+    let disk = blank(&config(), 16);
+    let mut first = Bed::open(&disk, &config(), None).unwrap();
+    first.store_all((0..20).map(|number| (number, 4096)));
+    first.settle();
+    disk.arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Error(Errno::IO) }]);
+    (0..TURNS).for_each(|_| first.turn());
+    disk.arm(&[]);
+    let mut second = Bed::open(&disk, &config(), None).unwrap();
+    second.store_all((20..40).map(|number| (number, 4096)));
+    second.settle();
+    let stores: Vec<_> = (0..20).map(|number| first.store(500 + number, number, 4096)).collect();
+    assert_eq!(first.run(&stores).unwrap(), [Outcome::Failed(ErrorKind::Unavailable); 20]);
+    has_stopped(&mut first, 20);
+    let mut third = Bed::open(&disk, &config(), None).unwrap();
+    for number in 0..40 {
+        assert!(matches!(third.look(number, 4096), Outcome::Loaded { .. }), "block {number}");
+    }
+}
+
+#[test]
+fn stores_on_a_disk_whose_superblock_cannot_be_read_end_and_begin_again_when_it_can() {
+    let disk = blank(&config(), 16);
+    let mut bed = Bed::open(&disk, &config(), None).unwrap();
+    bed.settle();
+    disk.arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Error(Errno::IO) }]);
+    (0..TURNS).for_each(|_| bed.turn());
+    let stores: Vec<_> = (0..20).map(|number| bed.store(number, number, 4096)).collect();
+    assert_eq!(bed.run(&stores).unwrap(), [Outcome::Failed(ErrorKind::Unavailable); 20]);
+    assert_eq!(bed.ssd.report()[0].health_of_writes, Health::Sick(ErrorKind::Timeout));
+    disk.arm(&[]);
+    (0..TURNS).for_each(|_| bed.turn());
+    bed.store_all((0..20).map(|number| (number, 4096)));
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! A pool's files have common names, and whoever types the wrong directory has such files: they stay as they are.
 
+use std::ffi::CStr;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use forebay_core::{ErrorKind, Instance};
 
 use super::*;
+use crate::pool::check_mount;
 use crate::pool::format::{CREATING, GENERATION_MAGIC, LIVE, TABLE_MAGIC};
 use crate::pool::mounts::mount_of;
 
@@ -243,14 +245,27 @@ struct Mounted(PathBuf);
 impl Mounted {
     /// None where this process may not mount.
     fn new(point: PathBuf) -> Option<Mounted> {
+        Mounted::with(point, c"mode=0755")
+    }
+
+    /// The same, with these options.
+    fn with(point: PathBuf, options: &CStr) -> Option<Mounted> {
         std::fs::create_dir_all(&point).unwrap();
-        match rustix::mount::mount("mine", &point, "tmpfs", rustix::mount::MountFlags::empty(), c"mode=0755") {
+        match rustix::mount::mount("mine", &point, "tmpfs", rustix::mount::MountFlags::empty(), options) {
             Ok(()) => Some(Mounted(point)),
             Err(error) => {
                 eprintln!("skipped: nothing can be mounted here: {error}");
                 None
             }
         }
+    }
+}
+
+impl Mounted {
+    /// A directory at a second place.
+    fn bound(source: &Path, point: PathBuf) -> Mounted {
+        rustix::mount::mount_bind(source, &point).unwrap();
+        Mounted(point)
     }
 }
 
@@ -285,22 +300,32 @@ fn a_filesystem_that_somebody_else_mounted_stays_with_its_files() {
 
 #[test]
 fn a_filesystem_that_somebody_mounted_over_the_pools_own_is_named_as_the_cause() {
-    let home = Home::new();
+    let (home, other) = (Home::new(), Home::new());
     let config = PoolConfig { huge_pages: HugePages::Auto, ..home.config(2 * MIB) };
     drop(Pool::open(&config).unwrap());
     let point = home.path().join("mnt");
     if !point.exists() {
         return eprintln!("skipped: nothing can be mounted here");
     }
-    let upper = Mounted::new(point).unwrap();
-    std::fs::write(upper.0.join("report"), b"precious").unwrap();
-    for refused in [Pool::open(&config).err(), remove(home.path()).err()] {
-        let text = refused.expect("it is refused").told();
-        let hint = format!("`umount {}`", upper.0.display());
-        assert!(text.contains("is mounted over the one in the pool's directory") && text.contains(&hint), "{text}");
+    type Mount<'a> = &'a dyn Fn() -> Mounted;
+    let uppers: [(&str, Mount); 3] = [
+        ("a tmpfs", &|| Mounted::with(point.clone(), c"mode=0755").unwrap()),
+        ("a tmpfs that all may write", &|| Mounted::with(point.clone(), c"mode=1777").unwrap()),
+        ("a directory of the pool's own filesystem", &|| Mounted::bound(other.path(), point.clone())),
+    ];
+    for (what, mount) in uppers {
+        let upper = mount();
+        std::fs::write(upper.0.join("report"), b"precious").unwrap();
+        let looked = check_mount(home.path()).err();
+        for refused in [looked, Pool::open(&config).err(), remove(home.path()).err()] {
+            let text = refused.unwrap_or_else(|| panic!("{what} is passed over")).told();
+            let hint = format!("`umount {}`", upper.0.display());
+            let is_named = text.contains("is mounted over the one in the pool's directory") && text.contains(&hint);
+            assert!(is_named, "{what}: {text}");
+        }
+        assert_eq!(std::fs::read(upper.0.join("report")).unwrap(), b"precious");
     }
-    assert_eq!(std::fs::read(upper.0.join("report")).unwrap(), b"precious");
-    drop(upper);
+    check_mount(home.path()).unwrap();
     assert!(remove(home.path()).unwrap());
 }
 
