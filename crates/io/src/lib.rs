@@ -9,6 +9,7 @@
 mod cancel;
 pub mod conformance;
 mod demand;
+mod descriptors;
 pub mod fs;
 pub mod header;
 #[cfg(feature = "object")]

@@ -5,14 +5,15 @@
 //! leave resources for lookups and loads. A job whose [`SlotGuard`] was given up does not touch its slot.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use std::{io, mem};
 
 use forebay_core::tier::{OpId, OpKind, Operation, Outcome};
 use forebay_core::{ErrorKind, NamespaceId};
 
+use super::aside;
 use super::buffer::Buffer;
 use super::directory::{Directory, Visit};
 use super::{reader, writer};
@@ -63,6 +64,7 @@ pub(super) struct IoThreads {
     has_jobs: Condvar,
     done: Mutex<Vec<Done>>,
     has_done: Condvar,
+    handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Busy {
@@ -79,7 +81,6 @@ struct State {
     free_buffers: Vec<Buffer>,
     buffers: usize,
     is_closed: bool,
-    ended_threads: usize,
 }
 
 /// What a thread does next.
@@ -106,10 +107,12 @@ impl IoThreads {
             has_jobs: Condvar::new(),
             done: Mutex::default(),
             has_done: Condvar::new(),
+            handles: Mutex::default(),
         });
         for number in 0..streams as usize {
-            let io_threads = io_threads.clone();
-            thread::Builder::new().name("forebay-fs".to_owned()).spawn(move || io_threads.serve(number))?;
+            let (theirs, waker) = (io_threads.clone(), io_threads.waker.clone());
+            let handle = aside::spawn("forebay-fs", Some(waker), move || theirs.serve(number))?;
+            lock(&io_threads.handles).push(handle);
         }
         Ok(io_threads)
     }
@@ -182,9 +185,10 @@ impl IoThreads {
 
     /// Waits for the threads after `close`; threads that hang are left to end alone.
     pub fn wait_for_end(&self, deadline: Instant) {
-        let running = |state: &mut State| state.ended_threads < self.threads();
-        let left = deadline.saturating_duration_since(Instant::now());
-        drop(self.has_jobs.wait_timeout_while(lock(&self.state), left, running));
+        if !aside::have_ended(&mut lock(&self.handles), deadline) {
+            // The last to drop the memory closes descriptors of the process, which a directory's thread cannot.
+            mem::forget(self.pool.clone());
+        }
     }
 
     fn first_writer(&self) -> usize {
@@ -215,8 +219,6 @@ impl IoThreads {
             }
             *lock(&self.busy[number]) = None;
         }
-        lock(&self.state).ended_threads += 1;
-        self.has_jobs.notify_all();
     }
 
     fn begin(&self, number: usize, job: &Job) {

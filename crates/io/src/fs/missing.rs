@@ -10,15 +10,17 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use forebay_core::tier::Health;
 use forebay_core::{Error, ErrorKind, Result};
 
+use super::aside;
 use super::report::RootReport;
 use super::root::Root;
 use crate::purge::Place;
+use crate::uring::Waker;
 
 /// Between two tries.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -29,12 +31,18 @@ pub(super) struct Missing {
     why: Arc<Mutex<Error>>,
     opened: Receiver<Root>,
     /// Its drop ends the thread.
-    _close: Sender<Infallible>,
+    close: Sender<Infallible>,
+    thread: JoinHandle<()>,
 }
 
 impl Missing {
-    /// `open` blocks as long as the mount does.
-    pub fn start(path: PathBuf, why: Error, open: impl Fn() -> Result<Root> + Send + 'static) -> io::Result<Missing> {
+    /// `open` blocks as long as the mount does, and starts the threads of a directory that wake `waker`.
+    pub fn start(
+        path: PathBuf,
+        why: Error,
+        waker: Arc<Waker>,
+        open: impl Fn() -> Result<Root> + Send + 'static,
+    ) -> io::Result<Missing> {
         let (sender, opened) = sync_channel(0);
         let (close, closed) = channel();
         let why = Arc::new(Mutex::new(why));
@@ -59,8 +67,15 @@ impl Missing {
                 }
             }
         };
-        thread::Builder::new().name("forebay-fs-open".to_owned()).spawn(run)?;
-        Ok(Missing { path, why, opened, _close: close })
+        let thread = aside::spawn("forebay-fs-open", Some(waker), run)?;
+        Ok(Missing { path, why, opened, close, thread })
+    }
+
+    /// Ends the thread. Waits for it, unless its mount hangs.
+    pub fn end(self, deadline: Instant) {
+        let Missing { opened, close, thread, .. } = self;
+        drop((opened, close));
+        aside::have_ended(&mut vec![thread], deadline);
     }
 
     /// The directory, once it is open.

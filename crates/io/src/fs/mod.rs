@@ -16,6 +16,7 @@
 //!
 //! `docs/formats/directory.md` draws the directory. `docs/tiers/fs.md` says what the tier promises and how it fails.
 
+mod aside;
 mod buffer;
 mod config;
 mod directory;

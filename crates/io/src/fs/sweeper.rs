@@ -9,12 +9,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::thread;
+
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use rustix::io::Errno;
 
+use super::aside;
 use super::config::FsConfig;
 use super::directory::{Directory, Loss, clock};
 use super::grants::Figures;
@@ -72,7 +73,7 @@ impl SweeperHandle {
         let shared = Arc::<Shared>::default();
         let sweeper = Sweeper::new(directory, config, sweeps.clone());
         let watched = shared.clone();
-        thread::Builder::new().name("forebay-sweep".to_owned()).spawn(move || watched.run(sweeper))?;
+        aside::spawn("forebay-sweep", None, move || watched.run(sweeper))?;
         Ok(SweeperHandle { shared, sweeps })
     }
 

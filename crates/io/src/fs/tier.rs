@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::Checksum;
@@ -18,6 +17,7 @@ use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, OpId, Operation, Outcome, Tier};
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 
+use super::aside;
 use super::config::{FsConfig, Fsync};
 use super::directory::Directory;
 use super::io_threads::IoThreads;
@@ -111,7 +111,7 @@ impl Fs {
     ) -> io::Result<()> {
         let (named, config, pool, waker) = (path.clone(), self.config.clone(), self.pool.clone(), self.waker.clone());
         let open = move || start(open(&named, &config)?, &config, &pool, &waker);
-        self.missing.push(Missing::start(path, why, open)?);
+        self.missing.push(Missing::start(path, why, self.waker.clone(), open)?);
         Ok(())
     }
 
@@ -286,6 +286,7 @@ impl Drop for Fs {
         self.roots.append(&mut self.abandoned);
         self.roots.iter_mut().for_each(Root::close);
         self.roots.iter().for_each(|root| root.wait_for_end(deadline));
+        self.missing.drain(..).for_each(|missing| missing.end(deadline));
     }
 }
 
@@ -329,7 +330,7 @@ fn each_of<T: Send + 'static>(config: &FsConfig, look: fn(&Path, &FsConfig) -> R
         let named = path.clone();
         // When the mount answers, the receiver may be gone.
         let open = move || drop(sender.send(look(&path, &config)));
-        thread::Builder::new().name("forebay-fs-open".to_owned()).spawn(open).map_err(no_memory)?;
+        aside::spawn("forebay-fs-open", None, open).map_err(no_memory)?;
         opening.push((named, receiver));
     }
     let mut opened = Vec::new();

@@ -13,7 +13,6 @@
 //! Invariants: a request's memory is mapped until the request is done, even when its owner is long gone. An engine
 //! repeats nothing and hides nothing: the caller continues short transfers and `EINTR`.
 
-mod descriptors;
 mod engine;
 mod lock;
 mod memory;

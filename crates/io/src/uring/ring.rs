@@ -19,10 +19,10 @@ use io_uring::types::{Fd, Fixed, FsyncFlags};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use rustix::io::Errno;
 
-use super::descriptors;
 use super::engine::{Done, Engine, Request, Work};
 use super::memory::{Memory, Place, Span};
 use super::shared::{Shared, Waker};
+use crate::descriptors;
 
 /// The kernel's limit on a registered buffer.
 const PIECE_BYTES: u64 = 1 << 30;

@@ -26,7 +26,7 @@ impl Waker {
     }
 
     /// The same eventfd, by a descriptor of its own.
-    pub(super) fn try_clone(&self) -> io::Result<Waker> {
+    pub(crate) fn try_clone(&self) -> io::Result<Waker> {
         Ok(Waker(self.0.try_clone()?))
     }
 

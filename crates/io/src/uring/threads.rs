@@ -8,10 +8,10 @@ use std::{io, mem, thread};
 
 use rustix::io::Errno;
 
-use super::descriptors;
 use super::engine::{Done, Engine, Request, Work};
 use super::memory::Memory;
 use super::shared::{Shared, Waker};
+use crate::descriptors;
 
 /// A thread per transfer in flight, up to this many: enough to fill the queue of one disk.
 const MAX_THREADS: u32 = 16;
