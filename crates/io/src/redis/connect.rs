@@ -25,13 +25,15 @@ pub(super) struct Dialer {
     pub address: Address,
     asked: Option<Answer>,
     known: Vec<SocketAddr>,
+    /// A connection to one of them has ended, so the name may mean another by now.
+    is_stale: bool,
     attempts: usize,
 }
 
 impl Dialer {
     pub fn new(address: Address) -> Dialer {
         let known = address.literal().into_iter().collect();
-        Dialer { address, asked: None, known, attempts: 0 }
+        Dialer { address, asked: None, known, is_stale: false, attempts: 0 }
     }
 
     /// Begins a connection; `None` while the name server is asked. Its answer triggers the event loop's waker.
@@ -45,10 +47,10 @@ impl Dialer {
             Address::Unix(path) => return Transport::unix(&path).map(Some).map_err(|error| error.to_string()),
             Address::Tcp { host, port } => (host, port),
         };
-        if self.known.is_empty() {
+        if self.known.is_empty() || self.is_stale {
             self.ask(&host, port, inbox)?;
         }
-        if self.known.is_empty() {
+        if self.known.is_empty() || self.is_stale {
             return Ok(None);
         }
         let at = self.known[self.attempts % self.known.len()];
@@ -79,12 +81,23 @@ impl Dialer {
         }
     }
 
+    /// Records the end of a connection that had served. A failover may have given the name to another server while the
+    /// earlier one still accepts connections, so the name is looked up again before the next attempt.
+    pub fn served(&mut self) {
+        self.is_stale = self.address.literal().is_none();
+    }
+
     fn ask(&mut self, host: &str, port: u16, inbox: &Arc<Inbox>) -> Result<(), String> {
         if let Some(answer) = &self.asked {
             let answer = answer.lock().unwrap_or_else(PoisonError::into_inner).take();
             let Some(answer) = answer else { return Ok(()) };
-            self.asked = None;
-            self.known = answer.map_err(|error| error.to_string())?;
+            (self.asked, self.is_stale) = (None, false);
+            match answer {
+                Ok(found) => (self.known, self.attempts) = (found, 0),
+                // A name server that is gone takes no server away that was there.
+                Err(error) if self.known.is_empty() => return Err(error.to_string()),
+                Err(error) => tracing::debug!(host, %error, "cannot look a name up again"),
+            }
             return Ok(());
         }
         let answer = Answer::default();
@@ -142,6 +155,40 @@ mod tests {
             assert!(pauses.iter().all(|pause| (whole / 2..=whole).contains(pause)), "{failures}: {pauses:?}");
             assert!(pauses.iter().max().unwrap() > &(pauses.iter().min().unwrap().mul_f64(1.5)), "they are spread");
         }
+    }
+
+    /// Begins until the name server has answered.
+    fn begun(dialer: &mut Dialer) {
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let due = Instant::now() + Duration::from_secs(60);
+        while dialer.begin(None, None, &inbox).unwrap().is_none() {
+            assert!(Instant::now() < due, "a name lookup ends");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_name_is_looked_up_again_when_a_connection_that_has_served_ends() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        let former: SocketAddr = ([127, 0, 0, 9], port).into();
+        let mut dialer = Dialer::new(Address::Tcp { host: "localhost".to_string(), port });
+        dialer.known = vec![former];
+        begun(&mut dialer);
+        assert_eq!(dialer.known, [former], "it serves there");
+        dialer.served();
+        begun(&mut dialer);
+        assert!(!dialer.known.is_empty() && !dialer.known.contains(&former), "{:?}", dialer.known);
+    }
+
+    #[test]
+    fn a_name_server_that_is_gone_takes_no_known_address_away() {
+        let known: SocketAddr = ([127, 0, 0, 9], 1).into();
+        let mut dialer = Dialer::new(Address::Tcp { host: "no name at all".to_string(), port: 1 });
+        dialer.known = vec![known];
+        dialer.served();
+        begun(&mut dialer);
+        assert_eq!(dialer.known, [known]);
     }
 
     #[test]

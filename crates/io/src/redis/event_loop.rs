@@ -249,8 +249,9 @@ impl EventLoop {
     fn fail_link(&mut self, node: usize, link: usize, has_served: bool, why: &str) {
         let now = Instant::now();
         let place = &mut self.nodes[node];
-        if !has_served {
-            place.dialer.failed();
+        match has_served {
+            true => place.dialer.served(),
+            false => place.dialer.failed(),
         }
         place.links[link].backoff.ended(now, has_served, &mut self.random);
         let why = format!("{}: {why}", place.dialer.address);
