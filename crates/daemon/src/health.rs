@@ -26,9 +26,18 @@ pub struct Health {
     pub capacity_bytes: u64,
     /// Why the rest of the pool is not populated; nothing while it is being populated, or is.
     pub lacks_memory: Option<String>,
+    pub own_files: OwnFiles,
     pub is_draining: bool,
     /// Of each tier below the pool: its name, its state, and why. None of them is needed to serve.
     pub tiers: Vec<TierHealth>,
+}
+
+/// What is wrong with the daemon's own files, and what to do; nothing while they are as it made them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct OwnFiles {
+    /// Without its sockets nobody can connect any more.
+    pub sockets: Option<String>,
+    pub pool: Option<String>,
 }
 
 /// Of a tier below the pool.
@@ -79,6 +88,7 @@ impl Health {
             needed_bytes: state.table.pool().geometry().unit_bytes,
             capacity_bytes: state.core.capacity_bytes(),
             lacks_memory: state.lacks_memory.clone(),
+            own_files: state.own_files.clone(),
             is_draining: state.is_draining,
             tiers: state.tiers.reports(&state.core).iter().map(told).collect(),
         }
@@ -106,21 +116,23 @@ impl Health {
             self.pool(),
             check("drain", !self.is_draining, serving.to_string()),
         ];
+        let lost = self.own_files.sockets.clone();
+        checks.extend(lost.map(|why| check("sockets", false, why)));
         checks.extend(tiers);
         checks
     }
 
     fn pool(&self) -> Check {
         let Health { populated_bytes, needed_bytes, .. } = *self;
-        let why = match self.without_memory() {
+        let why = match self.without_memory().or(self.own_files.pool.clone()) {
             Some(why) => why,
             None => format!("{} populated, {} needed", human(populated_bytes), human(needed_bytes)),
         };
-        let finding = match (populated_bytes >= needed_bytes, &self.lacks_memory) {
-            (false, _) => Finding::Fails,
-            // A smaller pool serves as any other.
-            (true, Some(_)) => Finding::Impaired,
-            (true, None) => Finding::Holds,
+        let finding = match (populated_bytes >= needed_bytes, &self.lacks_memory, &self.own_files.pool) {
+            (false, ..) => Finding::Fails,
+            (true, None, None) => Finding::Holds,
+            // A smaller pool serves as any other, and what is stored in one without records is served.
+            (true, ..) => Finding::Impaired,
         };
         Check { name: "pool", finding, why }
     }
@@ -175,6 +187,7 @@ mod tests {
         needed_bytes: 2 << 20,
         capacity_bytes: 60 << 20,
         lacks_memory: None,
+        own_files: OwnFiles { sockets: None, pool: None },
         is_draining: false,
     };
 

@@ -262,6 +262,7 @@ mod fuzz {
                 needed_bytes: 2 << 20,
                 capacity_bytes: 8 << 20,
                 lacks_memory: None,
+                own_files: Default::default(),
                 is_draining: false,
                 tiers: Vec::new(),
             }

@@ -24,6 +24,7 @@ use crate::insight::{Insight, alarms};
 use crate::metrics::{Clients as ClientNumbers, Pool as PoolNumbers, Snapshot};
 use crate::service::{self, Service};
 use crate::state::{Shared, State, ToMove, ToVerify, present};
+use crate::tasks::watch_files::{self, Sockets};
 use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, scrub, tick, verify};
 use crate::{listen, random, recover, turns, vital};
 
@@ -38,6 +39,7 @@ pub async fn serve(config: Config) -> Result<()> {
     let pages = http::bind(config.http.address).await?;
     let hosts = http::Hosts::new(&config.http.hosts)?;
     let directory = config.socket.directory.clone();
+    let sockets = Sockets::in_directory(&directory);
     let clients = Clients::new(Limits::of(&config, clients::raise_limit(&config)));
     // A disk that is misnamed or in use stops the start before the pool is touched.
     let claimed = tokio::select! {
@@ -68,6 +70,7 @@ pub async fn serve(config: Config) -> Result<()> {
     vital::task(attach::run(attach, shared.clone(), clients.clone()));
     vital::task(serve_rpc(rpc, shared.clone(), clients.clone()));
     vital::task(clients.sweep());
+    vital::task(watch_files::run(shared.clone(), sockets));
     tracing::info!(socket = %directory.display(), pid = std::process::id(), "serving");
 
     end.recv().await;

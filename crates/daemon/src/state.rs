@@ -13,7 +13,7 @@ use forebay_core::namespace::Descriptor;
 use forebay_core::purge::Purged;
 use forebay_core::report::ClassReport;
 use forebay_core::stats::Finder;
-use forebay_core::{BlockId, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId};
+use forebay_core::{BlockId, Core, Effect, Error, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId};
 use forebay_insight::curve::Rules;
 use forebay_io::Seldom;
 use forebay_io::pool::{Entry, Extent, InstanceRecord, Pool, PurgePlaces};
@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::{Admission, Config};
 use crate::frame::{Frames, Steps};
+use crate::health::OwnFiles;
 use crate::insight::{History, Insight, Present, Seen, Watch};
 use crate::instances::{Identity, Instances, Member, Session, Share};
 use crate::listen;
@@ -50,12 +51,15 @@ pub struct State {
     pub is_draining: bool,
     /// Why the rest of the pool is not populated, and what to do; nothing while memory is being populated or is whole.
     pub lacks_memory: Option<String>,
+    pub own_files: OwnFiles,
     pub started: Instant,
     pub last_tick: Instant,
     pub lookup_time: Histogram,
     pub rpc: Rpc,
     /// Warnings of connections that were refused.
     pub refusals: Seldom,
+    /// Warnings of namespaces that were refused.
+    refused_namespaces: Seldom,
     pub saved: Saved,
     pub insight: Insight,
     pub history: History,
@@ -190,11 +194,13 @@ impl State {
             is_recovered: false,
             is_draining: false,
             lacks_memory: None,
+            own_files: OwnFiles::default(),
             started: Instant::now(),
             last_tick: Instant::now(),
             lookup_time: Histogram::default(),
             rpc: Rpc::default(),
             refusals: Seldom::default(),
+            refused_namespaces: Seldom::default(),
             saved: Saved::default(),
             insight,
             history: History::new(history_step),
@@ -411,8 +417,15 @@ impl State {
         loop {
             let vacant = self.namespaces.vacant(uid, &self.users);
             if vacant.is_ok() || !self.give_up_namespaces()? {
-                return vacant;
+                return vacant.inspect_err(|error| self.warn_of_namespaces(error));
             }
+        }
+    }
+
+    /// The engine hears it too, but its operator may be somebody else.
+    fn warn_of_namespaces(&self, error: &Error) {
+        if let Some(times) = self.refused_namespaces.add(Instant::now()) {
+            tracing::warn!(%error, hint = error.hint_text(), times, "refused to open a namespace");
         }
     }
 

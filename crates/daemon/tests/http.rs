@@ -37,6 +37,7 @@ impl Source for Daemon {
             needed_bytes: 2 << 20,
             capacity_bytes: 8 << 20,
             lacks_memory: None,
+            own_files: Default::default(),
             is_draining: self.is_draining.load(Ordering::Relaxed),
             tiers: Vec::new(),
         }

@@ -12,3 +12,4 @@ pub mod relocate;
 pub mod scrub;
 pub mod tick;
 pub mod verify;
+pub mod watch_files;

@@ -5,7 +5,7 @@
 //! slot that has an owner or holders, naming bytes outside the pool) panics; what the machine may refuse (memory,
 //! locks) is an error.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -152,6 +152,33 @@ impl Pool {
         }
         let Counted { mapped_bytes, huge_bytes, .. } = *counted;
         Ok(HugePageReport { backing: self.site.backing, mapped_bytes, huge_bytes, notes: self.site.notes.clone() })
+    }
+
+    /// Errors where others have removed the pool's files, or left no space for its records: nothing else fails for the
+    /// first before the next start. Three calls of the filesystem.
+    pub fn check_files(&self) -> Result<()> {
+        let own = file_id(&self.data_file.metadata().map_err(cannot_record)?);
+        let is_gone = match std::fs::metadata(&self.site.data) {
+            Ok(there) => file_id(&there) != own,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        if is_gone {
+            return Err(Error::new(ErrorKind::NotFound, "the pool's file was removed")
+                .with("path", self.site.data.display())
+                .hint("restart the daemon at a quiet time: it serves this pool until it ends, and then begins anew"));
+        }
+        let filesystem = rustix::fs::fstatvfs(&self.birth).map_err(|error| cannot_record(error.into()))?;
+        let births = self.birth.metadata().map_err(cannot_record)?;
+        let is_full = filesystem.f_blocks > 0 && filesystem.f_bavail == 0;
+        if is_full && held_bytes(&self.birth) < births.len() {
+            return Err(Error::new(
+                ErrorKind::Full,
+                "no space is left on the pool's filesystem for the records of blocks",
+            )
+            .with("path", self.site.home.display())
+            .hint("free space there, or enlarge the filesystem; new blocks may be refused until then"));
+        }
+        Ok(())
     }
 
     /// Whether [`Pool::huge_page_report`] needs no walk over the process's mappings, and waits for nobody's.
@@ -588,6 +615,11 @@ fn lock_byte(instance: Instance, rank: usize) -> Result<u64> {
 
 fn cannot_ask(error: io::Error) -> Error {
     Error::new(ErrorKind::Io, "cannot ask who maps the pool").source(error)
+}
+
+/// Device and inode.
+fn file_id(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 fn cannot_record(error: io::Error) -> Error {

@@ -1,6 +1,7 @@
 //! A pool's files have common names, and whoever types the wrong directory has such files: they stay as they are.
 
 use std::ffi::CStr;
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
@@ -346,4 +347,37 @@ fn files_that_somebody_put_beside_the_pool_on_its_mount_keep_the_mount() {
     std::fs::remove_file(point.join("report")).unwrap();
     assert!(remove(home.path()).unwrap());
     assert_eq!(files_in(home.path()), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn a_pool_tells_that_its_file_was_removed() {
+    let home = Home::new();
+    let pool = Pool::open(&home.config(2 * MIB)).unwrap().pool;
+    pool.check_files().unwrap();
+    let data = files_in(home.path()).into_iter().find(|path| path.ends_with("data")).unwrap();
+    let away = home.path().join("away");
+    std::fs::rename(&data, &away).unwrap();
+    let removed = pool.check_files().unwrap_err();
+    assert!(removed.to_string().contains("was removed") && removed.hint_text().is_some(), "{removed}");
+    std::fs::write(&data, b"another").unwrap();
+    assert_eq!(pool.check_files().unwrap_err().kind(), ErrorKind::NotFound, "another file in its place");
+    std::fs::rename(&away, &data).unwrap();
+    pool.check_files().unwrap();
+}
+
+#[test]
+fn a_pool_tells_that_others_have_filled_its_filesystem() {
+    let home = Home::new();
+    let Some(Mounted(point)) = &Mounted::with(home.path().join("small"), c"mode=0755,size=8m") else { return };
+    let config = PoolConfig { directory: point.join("pool"), huge_pages: HugePages::Off, ..home.config(2 * MIB) };
+    let pool = Pool::open(&config).unwrap().pool;
+    pool.check_files().unwrap();
+    let junk = point.join("junk");
+    let mut file = File::create(&junk).unwrap();
+    while file.write_all(&[1; 4096]).is_ok() {}
+    let full = pool.check_files().unwrap_err();
+    assert_eq!((full.kind(), full.hint_text().is_some()), (ErrorKind::Full, true), "{full}");
+    std::fs::remove_file(&junk).unwrap();
+    drop(file);
+    pool.check_files().unwrap();
 }
