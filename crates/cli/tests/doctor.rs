@@ -5,6 +5,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 
 use command::{Answer, forebay};
 use serde_json::Value;
@@ -150,19 +151,19 @@ fn a_pool_that_cannot_be_is_a_failure_and_the_exit_code_says_so() {
 
 /// `serve` refuses it with the same words.
 #[test]
-fn a_foreign_mount_in_the_pools_directory_is_a_failure_beforehand() {
+fn what_has_the_place_of_the_pools_mount_is_a_failure_beforehand() {
     let place = Place::new();
     let point = place.pool().join("mnt");
     std::fs::create_dir_all(&point).unwrap();
     std::fs::set_permissions(place.pool(), std::fs::Permissions::from_mode(0o700)).unwrap();
     std::fs::set_permissions(&point, std::fs::Permissions::from_mode(0o700)).unwrap();
     std::fs::write(point.join("report"), b"precious").unwrap();
-    let doctor = doctor(&place, &["--json"]).json();
+    let doctor = report(&doctor(&place, &["--json"]));
     assert_eq!(check(&doctor, "pool")["verdict"], "fail", "{doctor:#}");
     let mut serve = forebay(&["serve", "--pool.directory"]);
     serve.arg(place.pool()).args([CAPACITY, &["--socket.directory"]].concat()).arg(place.sockets());
     let refused = Answer::of(serve.output().unwrap());
-    let cause = finding(&doctor, "pool").split(':').next().unwrap();
+    let (cause, _) = finding(&doctor, "pool").split_once(" (").unwrap();
     assert!(refused.err.contains(cause), "{cause} is not in {}", refused.err);
 }
 

@@ -33,15 +33,21 @@ impl Refusals {
         }
     }
 
-    /// Says so when the refusals have lasted. `why` is what the store said last.
+    /// Says so when the refusals have lasted, and again when the store gives another reason. `why` is what it said
+    /// last.
     pub fn judge(&mut self, store: &str, now: Instant, why: impl FnOnce() -> String) {
         let lasts = self.since.is_some_and(|since| now.saturating_duration_since(since) >= LASTING);
-        if self.why.is_some() || !lasts || self.in_a_row < IN_A_ROW {
+        if !lasts || self.in_a_row < IN_A_ROW {
             return;
         }
-        let why = self.why.insert(why());
-        self.has_warned = self.warnings.add(now).is_some();
-        if self.has_warned {
+        let why = why();
+        if self.why.as_ref() == Some(&why) {
+            return;
+        }
+        let why = self.why.insert(why);
+        let warns = self.warnings.add(now).is_some();
+        self.has_warned |= warns;
+        if warns {
             tracing::warn!(
                 store,
                 why,
@@ -73,6 +79,9 @@ mod tests {
         assert_eq!(judged(&mut refusals, 60), None, "too few");
         refusals.refused(at(60));
         assert_eq!(judged(&mut refusals, 60), Some("no memory".to_string()));
+        refusals.refused(at(61));
+        refusals.judge("a", at(61), || "read-only".to_string());
+        assert_eq!(refusals.told(), Some("read-only".to_string()), "the reason of today");
         refusals.taken("a");
         assert_eq!(judged(&mut refusals, 60), None);
         (0..100).for_each(|_| refusals.refused(at(61)));

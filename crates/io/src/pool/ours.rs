@@ -86,11 +86,15 @@ fn altered(path: &Path) -> Error {
 pub(super) fn unreadable(path: &Path, error: io::Error) -> Error {
     // A file that is not believed says itself what to do.
     let has_hint = error.get_ref().is_some();
+    let hint = match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (`ulimit -n`; `LimitNOFILE=` of a service)",
+        Some(libc::EACCES | libc::EPERM) => {
+            "run the daemon as the user that made the pool, or set another `pool.directory`"
+        }
+        _ => "see that `/proc` is mounted and that the path can be read, or set another `pool.directory`",
+    };
     let error = Error::new(ErrorKind::Io, "cannot read the existing pool").with("path", path.display()).source(error);
-    match has_hint {
-        true => error,
-        false => error.hint("run the daemon as the user that made the pool, or set another `pool.directory`"),
-    }
+    if has_hint { error } else { error.hint(hint) }
 }
 
 /// What is known of a file before it is believed.

@@ -54,6 +54,8 @@ impl Room {
     pub fn check(&self, needed_bytes: u64) -> Result<()> {
         let reserve = RESERVE_BYTES.min(self.memory_total_bytes / RESERVE_SHARE);
         let memory = self.memory_available_bytes.saturating_sub(reserve);
+        // A group has to hold the daemon too, and what the kernel counts for it. Past its limit the daemon is killed.
+        let of_group = |bytes: u64| bytes - RESERVE_BYTES.min(bytes / RESERVE_SHARE);
         let free_memory = match needed_bytes.saturating_add(reserve) <= self.memory_total_bytes {
             true => "free memory, or lower `pool.capacity_bytes`".to_owned(),
             false => {
@@ -63,8 +65,8 @@ impl Room {
         let limits = [
             (Some(memory), "of memory is available", free_memory),
             (
-                self.cgroup_available_bytes,
-                "is left in the control group",
+                self.cgroup_available_bytes.map(of_group),
+                "is left in the control group beside the daemon's own memory",
                 "raise the control group's memory limit, or lower `pool.capacity_bytes`".to_owned(),
             ),
             (
@@ -177,8 +179,19 @@ mod tests {
             (
                 Room { cgroup_available_bytes: Some(8 << 30), ..room() },
                 30 << 30,
-                Some("cannot allocate 30.0 GiB for the pool: 8.0 GiB is left in the control group"),
+                Some(
+                    "cannot allocate 30.0 GiB for the pool: 7.5 GiB is left in the control group beside the daemon's own memory",
+                ),
             ),
+            // The kernel killed a daemon in such a group at its first stores.
+            (
+                Room { cgroup_available_bytes: Some(536 << 20), ..room() },
+                512 << 20,
+                Some(
+                    "cannot allocate 512.0 MiB for the pool: 502.5 MiB is left in the control group beside the daemon's own memory",
+                ),
+            ),
+            (Room { cgroup_available_bytes: Some(560 << 20), ..room() }, 512 << 20, None),
             (
                 Room { filesystem_free_bytes: Some(64 << 20), ..room() },
                 1 << 30,
