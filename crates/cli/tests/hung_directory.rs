@@ -5,6 +5,7 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::tiers::*;
@@ -62,6 +63,18 @@ fn end(daemon: &Daemon, signal: Signal) {
     kill_process(Pid::from_raw(daemon.pid()).expect("a process"), signal).expect("a signal");
 }
 
+/// Through three tries to open the directory, which come every two seconds.
+fn waits_with_one_thread(daemon: &Daemon) {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(8) {
+        let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("its threads").flatten();
+        let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        let waiting = names.filter(|name| name.starts_with("forebay-fs-open")).count();
+        assert!(waiting <= 1, "{waiting} threads wait for one directory");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 #[test]
 fn a_directory_that_hangs_keeps_no_later_daemon_from_starting() {
     let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
@@ -83,6 +96,7 @@ fn a_directory_that_hangs_keeps_no_later_daemon_from_starting() {
     // It finds its directory hanging, and serves without.
     let arguments = [&["--pool.capacity_bytes", "16MiB"], &arguments[..]].concat();
     daemons.push(Daemon::start(&place, &arguments));
+    waits_with_one_thread(&daemons[1]);
     end(&daemons[1], Signal::TERM);
     daemons.push(Daemon::start(&place, &arguments));
     volume.thaw();

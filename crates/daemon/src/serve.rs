@@ -1,7 +1,6 @@
 //! The daemon from its start to its end.
 
 use std::convert::Infallible;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -47,7 +46,7 @@ pub async fn serve(config: Config) -> Result<()> {
         claimed = open_tiers::claim(config) => Some(claimed?),
     };
     let Some((config, openings)) = claimed else {
-        remove_sockets(&directory);
+        sockets.remove();
         return Ok(());
     };
     let (shared, to_verify, to_move) = open(config)?;
@@ -70,7 +69,7 @@ pub async fn serve(config: Config) -> Result<()> {
     vital::task(attach::run(attach, shared.clone(), clients.clone()));
     vital::task(serve_rpc(rpc, shared.clone(), clients.clone()));
     vital::task(clients.sweep());
-    vital::task(watch_files::run(shared.clone(), sockets));
+    vital::task(watch_files::run(shared.clone(), sockets.clone()));
     tracing::info!(socket = %directory.display(), pid = std::process::id(), "serving");
 
     end.recv().await;
@@ -78,7 +77,7 @@ pub async fn serve(config: Config) -> Result<()> {
         () = turns::timed(drain(&shared)) => {}
         () = end.recv() => tracing::warn!(left = %left(&shared), "a second signal ends the drain"),
     }
-    remove_sockets(&directory);
+    sockets.remove();
     Ok(())
 }
 
@@ -105,13 +104,6 @@ impl End {
             _ = self.interrupt.recv() => {}
             _ = self.hangup.recv() => {}
         }
-    }
-}
-
-fn remove_sockets(directory: &Path) {
-    for name in [RPC_SOCKET, ATTACH_SOCKET] {
-        // A successor replaces a leftover all the same.
-        let _ = std::fs::remove_file(directory.join(name));
     }
 }
 

@@ -16,6 +16,7 @@ use crate::state::Shared;
 const PERIOD: Duration = Duration::from_secs(2);
 
 /// The sockets as they were bound.
+#[derive(Clone)]
 pub struct Sockets(Vec<(PathBuf, Option<u64>)>);
 
 impl Sockets {
@@ -25,12 +26,22 @@ impl Sockets {
         Sockets(paths.into_iter().map(|path| (path.clone(), inode(&path))).collect())
     }
 
+    /// Removes those that are still this daemon's: others may have removed them, and another daemon has its own there.
+    pub fn remove(&self) {
+        for (path, bound) in &self.0 {
+            if inode(path) == *bound {
+                // A successor replaces a leftover all the same.
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+
     /// Errors with the first that is gone, or is another's.
     fn check(&self) -> Result<()> {
         match self.0.iter().find(|(path, bound)| inode(path) != *bound) {
             None => Ok(()),
             Some((path, _)) => {
-                Err(Error::new(ErrorKind::NotFound, "a socket was removed: nobody can connect any more")
+                Err(Error::new(ErrorKind::NotFound, "a socket was removed or replaced: nobody reaches this daemon")
                     .with("path", path.display())
                     .hint("restart the daemon, which makes its sockets anew and keeps its pool"))
             }
@@ -73,4 +84,24 @@ fn told(checked: Result<()>) -> Option<String> {
 
 fn inode(path: &Path) -> Option<u64> {
     std::fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_of_another_daemon_stay_when_this_one_ends() {
+        let home = tempfile::tempdir().unwrap();
+        let [own, other] = [RPC_SOCKET, ATTACH_SOCKET].map(|name| home.path().join(name));
+        [&own, &other].iter().for_each(|path| std::fs::write(path, b"").unwrap());
+        let sockets = Sockets::in_directory(home.path());
+        sockets.check().unwrap();
+        // The earlier file lives on, so that the new one gets another number.
+        std::fs::rename(&other, home.path().join("away")).unwrap();
+        std::fs::write(&other, b"").unwrap();
+        assert!(sockets.check().unwrap_err().to_string().contains("removed or replaced"));
+        sockets.remove();
+        assert_eq!((own.exists(), other.exists()), (false, true));
+    }
 }

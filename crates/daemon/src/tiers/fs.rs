@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_core::Result;
 use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
-use forebay_io::fs::{Fs, FsConfig, Fsync};
+use forebay_io::fs::{Fs, FsConfig, Fsync, Opening};
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
@@ -98,13 +98,13 @@ impl TierSpec for TierFs {
     }
 
     fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
-        Ok(Box::new(FsConfig { sealing: sealing.clone(), ..settings(self) }))
+        Ok(Box::new(Opening::new(FsConfig { sealing: sealing.clone(), ..settings(self) })))
     }
 }
 
-impl Claimed for FsConfig {
+impl Claimed for Opening {
     fn open(&mut self, pool: &Arc<Pool>, _core: &dyn OpeningEvents) -> Result<Box<dyn Driven>> {
-        Ok(Box::new(Fs::open(self, Region::of_pool(pool.clone()))?))
+        Ok(Box::new(Opening::open(self, Region::of_pool(pool.clone()))?))
     }
 }
 

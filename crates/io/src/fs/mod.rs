@@ -39,4 +39,4 @@ mod writer;
 
 pub use config::{FsConfig, Fsync};
 pub use report::{Counters, FsReport, RootReport};
-pub use tier::{Fs, examine};
+pub use tier::{Fs, Opening, examine};

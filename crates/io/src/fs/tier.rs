@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::Checksum;
@@ -55,9 +55,12 @@ impl Fs {
     /// Directories that cannot be used yet are waited for beside serving, if there is another. An error names the
     /// directory and what to do.
     pub fn open(config: &FsConfig, pool: Region) -> Result<Fs> {
-        config.check()?;
+        Opening::new(config.clone()).open(pool)
+    }
+
+    /// Of directories that were asked, in the order of the configuration.
+    fn of(config: &FsConfig, mut opened: Vec<Result<Directory>>, pool: Region) -> Result<Fs> {
         let waker = Arc::new(Waker::new().map_err(no_memory)?);
-        let mut opened = each_of(config, Directory::open)?;
         let is_wrong =
             |opened: &Result<Directory>| opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid);
         if let Some(at) = opened.iter().position(is_wrong).or(opened.iter().all(Result::is_err).then_some(0)) {
@@ -323,22 +326,61 @@ pub fn examine(config: &FsConfig) -> Vec<Result<String>> {
 /// In separate threads, since a mount may never answer. In the order of the configuration.
 fn each_of<T: Send + 'static>(config: &FsConfig, look: fn(&Path, &FsConfig) -> Result<T>) -> Result<Vec<Result<T>>> {
     let deadline = Instant::now() + config.timeout;
-    let mut opening = Vec::new();
-    for path in &config.directories {
-        let (sender, receiver) = sync_channel(1);
-        let (path, config) = (path.clone(), config.clone());
-        let named = path.clone();
-        // When the mount answers, the receiver may be gone.
-        let open = move || drop(sender.send(look(&path, &config)));
-        aside::spawn("forebay-fs-open", None, open).map_err(no_memory)?;
-        opening.push((named, receiver));
-    }
-    let mut opened = Vec::new();
-    for (path, receiver) in opening {
+    let asked = config.directories.iter().map(|path| ask(path, config, look)).collect::<Result<Vec<_>>>()?;
+    let answer = |(path, asked): (&PathBuf, Receiver<Result<T>>)| {
         let left = deadline.saturating_duration_since(Instant::now());
-        opened.push(receiver.recv_timeout(left).unwrap_or_else(|error| Err(no_answer(&path, error))));
+        asked.recv_timeout(left).unwrap_or_else(|error| Err(no_answer(path, error)))
+    };
+    Ok(config.directories.iter().zip(asked).map(answer).collect())
+}
+
+fn ask<T: Send + 'static>(
+    path: &Path,
+    config: &FsConfig,
+    look: fn(&Path, &FsConfig) -> Result<T>,
+) -> Result<Receiver<Result<T>>> {
+    let (sender, receiver) = sync_channel(1);
+    let (path, config) = (path.to_owned(), config.clone());
+    // When the mount answers, the receiver may be gone.
+    let open = move || drop(sender.send(look(&path, &config)));
+    aside::spawn("forebay-fs-open", None, open).map_err(no_memory)?;
+    Ok(receiver)
+}
+
+/// The tier on its way, for whoever tries again until it opens. A directory has one thread that waits for it, however
+/// often it does not answer.
+pub struct Opening {
+    config: FsConfig,
+    /// Of directories that have not answered an earlier try.
+    asked: Vec<Option<Receiver<Result<Directory>>>>,
+}
+
+impl Opening {
+    /// Nothing is asked yet.
+    pub fn new(config: FsConfig) -> Opening {
+        let asked = config.directories.iter().map(|_| None).collect();
+        Opening { config, asked }
     }
-    Ok(opened)
+
+    /// See [`Fs::open`].
+    pub fn open(&mut self, pool: Region) -> Result<Fs> {
+        let Opening { config, asked } = self;
+        config.check()?;
+        let deadline = Instant::now() + config.timeout;
+        for (path, asked) in config.directories.iter().zip(asked.iter_mut()).filter(|(_, asked)| asked.is_none()) {
+            *asked = Some(ask(path, config, Directory::open)?);
+        }
+        let answer = |(path, asked): (&PathBuf, &mut Option<Receiver<Result<Directory>>>)| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let answer = asked.as_ref().expect("each was asked").recv_timeout(left);
+            if !matches!(answer, Err(RecvTimeoutError::Timeout)) {
+                *asked = None;
+            }
+            answer.unwrap_or_else(|error| Err(no_answer(path, error)))
+        };
+        let opened = config.directories.iter().zip(asked.iter_mut()).map(answer).collect();
+        Fs::of(config, opened, pool)
+    }
 }
 
 fn no_answer(path: &Path, error: RecvTimeoutError) -> Error {
