@@ -16,6 +16,10 @@ use super::transport::Transport;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A name server that takes longer keeps nobody from the address that the name had before.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two questions for a name that has an address.
+const ASK_PAUSE: Duration = Duration::from_secs(1);
 
 /// A name server's answer; `None` until it comes.
 type Answer = Arc<Mutex<Option<io::Result<Vec<SocketAddr>>>>>;
@@ -24,8 +28,10 @@ type Answer = Arc<Mutex<Option<io::Result<Vec<SocketAddr>>>>>;
 pub(super) struct Dialer {
     pub address: Address,
     asked: Option<Answer>,
+    /// When the last question was.
+    asked_at: Option<Instant>,
     known: Vec<SocketAddr>,
-    /// A connection to one of them has ended, so the name may mean another by now.
+    /// A connection to one of them has ended, or none of them could be reached, so the name may mean another by now.
     is_stale: bool,
     attempts: usize,
 }
@@ -33,7 +39,7 @@ pub(super) struct Dialer {
 impl Dialer {
     pub fn new(address: Address) -> Dialer {
         let known = address.literal().into_iter().collect();
-        Dialer { address, asked: None, known, is_stale: false, attempts: 0 }
+        Dialer { address, asked: None, asked_at: None, known, is_stale: false, attempts: 0 }
     }
 
     /// Begins a connection; `None` while the name server is asked. Its answer triggers the event loop's waker.
@@ -47,10 +53,10 @@ impl Dialer {
             Address::Unix(path) => return Transport::unix(&path).map(Some).map_err(|error| error.to_string()),
             Address::Tcp { host, port } => (host, port),
         };
-        if self.known.is_empty() || self.is_stale {
+        if self.known.is_empty() || self.is_stale && self.may_ask() {
             self.ask(&host, port, inbox)?;
         }
-        if self.known.is_empty() || self.is_stale {
+        if self.known.is_empty() || self.patience_ends().is_some_and(|end| Instant::now() < end) {
             return Ok(None);
         }
         let at = self.known[self.attempts % self.known.len()];
@@ -64,11 +70,31 @@ impl Dialer {
 
     /// Whether the last name lookup gave an address that was not tried yet.
     pub fn has_untried(&self) -> bool {
-        self.attempts < self.known.len()
+        !self.is_stale && self.attempts < self.known.len()
+    }
+
+    /// When to begin again, of a connection that may begin `at`: `None` while only the name server's answer helps.
+    pub fn due(&self, at: Instant) -> Option<Instant> {
+        match self.is_waiting() {
+            false => Some(at),
+            true => self.patience_ends().map(|end| at.max(end)),
+        }
+    }
+
+    /// Until when the answer is waited for, where there is an earlier one to use instead.
+    fn patience_ends(&self) -> Option<Instant> {
+        let is_waiting = self.is_waiting() && !self.known.is_empty();
+        self.asked_at.filter(|_| is_waiting).map(|asked_at| asked_at + PATIENCE)
+    }
+
+    /// Whether an answer may be there, or it is time for another question: a server that ends each connection after
+    /// some replies costs no question each time.
+    fn may_ask(&self) -> bool {
+        self.asked.is_some() || self.asked_at.is_none_or(|asked_at| asked_at.elapsed() >= ASK_PAUSE)
     }
 
     /// Whether a name lookup is pending.
-    pub fn is_waiting(&self) -> bool {
+    fn is_waiting(&self) -> bool {
         let is_open = |answer: &Answer| answer.lock().unwrap_or_else(PoisonError::into_inner).is_none();
         self.asked.as_ref().is_some_and(is_open)
     }
@@ -76,8 +102,7 @@ impl Dialer {
     /// Records a failed attempt. Once all addresses were tried, the name is looked up again.
     pub fn failed(&mut self) {
         if self.address.literal().is_none() && self.attempts >= self.known.len() {
-            self.known.clear();
-            self.attempts = 0;
+            (self.is_stale, self.attempts) = (true, 0);
         }
     }
 
@@ -101,7 +126,7 @@ impl Dialer {
             return Ok(());
         }
         let answer = Answer::default();
-        self.asked = Some(answer.clone());
+        (self.asked, self.asked_at) = (Some(answer.clone()), Some(Instant::now()));
         let (host, inbox) = (host.to_string(), inbox.clone());
         let ask = move || {
             let resolved = Address::resolve(&host, port);
@@ -184,11 +209,43 @@ mod tests {
     #[test]
     fn a_name_server_that_is_gone_takes_no_known_address_away() {
         let known: SocketAddr = ([127, 0, 0, 9], 1).into();
-        let mut dialer = Dialer::new(Address::Tcp { host: "no name at all".to_string(), port: 1 });
-        dialer.known = vec![known];
+        for ended in [Dialer::served, Dialer::failed] {
+            let mut dialer = Dialer::new(Address::Tcp { host: "no name at all".to_string(), port: 1 });
+            (dialer.known, dialer.attempts) = (vec![known], 1);
+            ended(&mut dialer);
+            assert!(!dialer.has_untried(), "the name is asked for first");
+            begun(&mut dialer);
+            assert_eq!(dialer.known, [known]);
+        }
+    }
+
+    #[test]
+    fn a_name_server_that_hangs_is_waited_for_only_a_moment_where_an_address_is_known() {
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let mut dialer = Dialer::new(Address::Tcp { host: "never answered".to_string(), port: 1 });
+        dialer.known = vec![([127, 0, 0, 9], 1).into()];
         dialer.served();
-        begun(&mut dialer);
-        assert_eq!(dialer.known, [known]);
+        let now = Instant::now();
+        (dialer.asked, dialer.asked_at) = (Some(Answer::default()), Some(now));
+        assert!(dialer.begin(None, None, &inbox).unwrap().is_none());
+        assert_eq!(dialer.due(now), Some(now + PATIENCE));
+        dialer.asked_at = now.checked_sub(PATIENCE);
+        assert!(dialer.begin(None, None, &inbox).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_server_that_ends_each_connection_costs_a_question_a_second() {
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let mut dialer = Dialer::new(Address::Tcp { host: "never answered".to_string(), port: 1 });
+        (dialer.known, dialer.asked_at) = (vec![([127, 0, 0, 9], 1).into()], Some(Instant::now()));
+        for _ in 0..10 {
+            dialer.served();
+            assert!(dialer.begin(None, None, &inbox).unwrap().is_some());
+        }
+        assert!(dialer.asked.is_none());
+        dialer.asked_at = Instant::now().checked_sub(ASK_PAUSE);
+        assert!(dialer.begin(None, None, &inbox).unwrap().is_none());
+        assert!(dialer.asked.is_some());
     }
 
     #[test]

@@ -201,7 +201,7 @@ impl Node {
     pub fn due(&self) -> Option<Instant> {
         let due = |link: &Link| match &link.connection {
             Some(connection) => connection.due(),
-            None => Some(link.backoff.at).filter(|_| !self.is_retired && !self.dialer.is_waiting()),
+            None => self.dialer.due(link.backoff.at).filter(|_| !self.is_retired),
         };
         self.links.iter().filter_map(due).min()
     }

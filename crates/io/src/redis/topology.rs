@@ -70,7 +70,7 @@ impl Discovery {
     pub fn due(&self) -> Option<Instant> {
         match &self.connection {
             Some(connection) => connection.due(),
-            None => Some(self.backoff.at).filter(|_| self.is_wanted && !self.dialers[self.at].is_waiting()),
+            None => self.dialers[self.at].due(self.backoff.at).filter(|_| self.is_wanted),
         }
     }
 
