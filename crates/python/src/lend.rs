@@ -17,7 +17,7 @@ pub fn lend(directory: &Path, lending: Lending, time: Duration) -> Result<Box<dy
     let deadline = Instant::now() + time;
     // Without memory there is nothing to ask the daemon for.
     let memory = pool::Lending::make(lending.bytes)?;
-    let stream = dial(&forebay_rpc::client::socket(directory, ATTACH_SOCKET)?)?;
+    let stream = dial(&forebay_rpc::client::socket(directory, ATTACH_SOCKET)?, time)?;
     let request = AttachRequest { protocol: PROTOCOL_VERSION, lending: Some(lending), ..AttachRequest::default() };
     let reply = || {
         let reply: AttachReply = decode(&recv_fds(&stream, deadline)?.0)?;

@@ -79,7 +79,7 @@ fn run(worker: &Worker, copies: &Copies, ending: &UnixStream, suspected: &UnixSt
 
 /// Connects, identifies itself, and maps the daemon's files.
 fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
-    let stream = dial(&forebay_rpc::client::socket(&worker.directory, ATTACH_SOCKET)?)?;
+    let stream = dial(&forebay_rpc::client::socket(&worker.directory, ATTACH_SOCKET)?, DEADLINE)?;
     let group = |shape: &GroupShape| RankGroup {
         group: shape.group,
         bytes: shape.slice_bytes,
@@ -163,12 +163,12 @@ fn say(stream: &UnixStream, says: Says) -> Result<()> {
     send_fds(stream, &WorkerSays { says: Some(says) }.encode_to_vec(), &[], soon())
 }
 
-/// Connects. The kernel itself may block the caller if the daemon accepts nobody.
-pub fn dial(path: &Path) -> Result<UnixStream> {
+/// Connects. If the daemon accepts nobody, the kernel itself blocks the caller, for this time at most.
+pub fn dial(path: &Path, time: Duration) -> Result<UnixStream> {
     let unreachable = |error| forebay_rpc::client::unreachable(ErrorKind::Unavailable, path, error);
     let cannot = |errno: Errno| unreachable(std::io::Error::from(errno));
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(cannot)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(DEADLINE)).map_err(cannot)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(time)).map_err(cannot)?;
     connect(&socket, &SocketAddrUnix::new(path).map_err(cannot)?).map_err(cannot)?;
     forebay_rpc::client::peer(peer_uid(&socket).map_err(unreachable)?)?;
     Ok(UnixStream::from(socket))

@@ -169,11 +169,11 @@ impl Client {
         predecessor: &[u8],
         blocks: Vec<S>,
     ) -> Result<Vec<CommitOutcome>> {
-        let block_bytes = self.block_bytes(namespace, group).ok();
+        self.check_sizes(namespace, group, blocks.iter().map(Source::bytes))?;
         let mut outcomes = Vec::with_capacity(blocks.len());
         let mut predecessor = predecessor.to_vec();
         for blocks in split_by_bytes(&blocks, self.call_bytes()) {
-            let ask = async |to: &mut Target| put_part(to, group, &predecessor, blocks, block_bytes).await;
+            let ask = async |to: &mut Target| put_part(to, group, &predecessor, blocks).await;
             let bytes = blocks.iter().map(Source::bytes).sum();
             let reply: proto::PutReply = self.ask(namespace, bytes, ask).await?;
             if reply.outcomes.len() != blocks.len() {
@@ -298,6 +298,18 @@ impl Client {
         self.ask_without_session(async |mut rpc: Rpc| rpc.record(proto::RecordRequest {}).await).await
     }
 
+    /// Errors with `Invalid` where one is not a block of the group: it may be too long for a message.
+    fn check_sizes(&self, namespace: u32, group: u32, mut sizes: impl Iterator<Item = u64>) -> Result<()> {
+        let block_bytes = self.block_bytes(namespace, group)?;
+        match sizes.find(|bytes| *bytes != block_bytes) {
+            None => Ok(()),
+            Some(bytes) => Err(Error::invalid("a block's size differs from its group's block size")
+                .with("bytes", bytes)
+                .with("block_bytes", block_bytes)
+                .hint("all blocks of a group have the size with which their namespace was opened")),
+        }
+    }
+
     /// Bytes of a block of the group. No round trip.
     pub fn block_bytes(&self, namespace: u32, group: u32) -> Result<u64> {
         let groups = &self.namespace(namespace)?.groups;
@@ -325,7 +337,7 @@ impl Client {
     async fn ask<R>(&mut self, namespace: u32, bytes: u64, ask: impl AsyncFn(&mut Target) -> Result<R>) -> Result<R> {
         self.namespace(namespace)?;
         self.repeat(async |client: &mut Client| {
-            let error = match client.ask_once(namespace, bytes, &ask).await {
+            let error = match client.ask_once(namespace, bytes, &ask, true).await {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
@@ -333,22 +345,30 @@ impl Client {
             if error.kind() != ErrorKind::NotFound || !client.forget_name(namespace) {
                 return Err(error);
             }
-            client.ask_once(namespace, bytes, &ask).await
+            match client.ask_once(namespace, bytes, &ask, false).await {
+                // The name is new, so it was the memory, which is gone here too.
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    client.ask_once(namespace, bytes, &ask, false).await
+                }
+                answer => answer,
+            }
         })
         .await
     }
 
+    /// `is_kept`: the memory, also where the daemon does not know it, or the name of the namespace.
     async fn ask_once<R>(
         &mut self,
         namespace: u32,
         bytes: u64,
         ask: &impl AsyncFn(&mut Target) -> Result<R>,
+        is_kept: bool,
     ) -> Result<R> {
         let mut target = self.target(namespace).await?;
         target.memory = self.memory(bytes);
         let answer = ask(&mut target).await;
         // Other errors may come from the connection, while the daemon is still at the call.
-        let is_over = answer.as_ref().map_or_else(|error| error.kind() == ErrorKind::Invalid, |_| true);
+        let is_over = answer.as_ref().map_or_else(|error| is_of_daemon(error.kind(), is_kept), |_| true);
         let session = self.connection.as_mut().and_then(|connection| connection.session.as_mut());
         let shelf = session.and_then(|session| session.memory.as_ref());
         if let Some((shelf, memory)) = shelf.zip(target.memory.take()).filter(|_| is_over) {
@@ -497,17 +517,14 @@ fn group_message(group: &GroupBytes) -> proto::Group {
     }
 }
 
+/// Whether the daemon itself has answered, so that it touches no memory for the call any more.
+fn is_of_daemon(kind: ErrorKind, is_not_found: bool) -> bool {
+    kind == ErrorKind::Invalid || is_not_found && kind == ErrorKind::NotFound
+}
+
 /// One call of a put.
-async fn put_part<S: Source>(
-    to: &mut Target,
-    group: u32,
-    predecessor: &[u8],
-    blocks: &[S],
-    block_bytes: Option<u64>,
-) -> Result<proto::PutReply> {
-    // A block of another size is told apart by the daemon, from its message.
-    let is_even = blocks.iter().all(|block| Some(block.bytes()) == block_bytes);
-    let lent = to.memory.as_mut().filter(|_| is_even).map(|memory| {
+async fn put_part<S: Source>(to: &mut Target, group: u32, predecessor: &[u8], blocks: &[S]) -> Result<proto::PutReply> {
+    let lent = to.memory.as_mut().map(|memory| {
         let mut offset = 0;
         for block in blocks {
             block.read(&mut |bytes| memory.write(offset, bytes));
