@@ -63,13 +63,30 @@ fn end(daemon: &Daemon, signal: Signal) {
     kill_process(Pid::from_raw(daemon.pid()).expect("a process"), signal).expect("a signal");
 }
 
+/// The daemon's threads of this name.
+fn threads(daemon: &Daemon, name: &str) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("its threads").flatten();
+    tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).filter(|own| own.trim() == name).count()
+}
+
+/// Begins a purge, and leaves it when its thread is there.
+fn purge(place: &Place, daemon: &Daemon) {
+    let mut purge = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(["purge", "--tenant", "t", "--shared-stores", "--socket.directory"])
+        .arg(place.sockets())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("a command");
+    wait_until("the purge waits for the directory", || threads(daemon, "forebay-purge") > 0);
+    purge.kill().and_then(|()| purge.wait()).expect("its end");
+}
+
 /// Through three tries to open the directory, which come every two seconds.
 fn waits_with_one_thread(daemon: &Daemon) {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(8) {
-        let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("its threads").flatten();
-        let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
-        let waiting = names.filter(|name| name.starts_with("forebay-fs-open")).count();
+        let waiting = threads(daemon, "forebay-fs-open");
         assert!(waiting <= 1, "{waiting} threads wait for one directory");
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -92,6 +109,7 @@ fn a_directory_that_hangs_keeps_no_later_daemon_from_starting() {
     store(&client, &worker, namespace, 0..50);
     wait_until("the tier is sick", || tier(&client, "fs").state == "sick");
     drop((client, worker));
+    purge(&place, &daemons[0]);
     end(&daemons[0], Signal::KILL);
     // It finds its directory hanging, and serves without.
     let arguments = [&["--pool.capacity_bytes", "16MiB"], &arguments[..]].concat();

@@ -161,3 +161,16 @@ fn nothing_is_dropped_by_mistake_while_slots_change_hands_and_an_audit_reads_too
     wait_until("the scrub goes on", || metric(&daemon, "forebay_scrubs_total", "") > before + 1);
     assert_eq!(found(&daemon, ""), 0, "{}", daemon.log());
 }
+
+/// Threads whose work has ended with the daemon's state end with the process.
+#[test]
+fn a_daemon_without_a_scrub_ends_without_a_panic() {
+    for _ in 0..3 {
+        let place = Place::new();
+        let off = ["--pool.capacity_bytes", "16MiB", "--pool.scrub_bytes_per_second", "0"];
+        let daemon = Daemon::start(&place, &off);
+        daemon.terminate();
+        let (is_well, log) = daemon.finish();
+        assert!(is_well && log.contains("drained") && !log.contains("panicked"), "{log}");
+    }
+}

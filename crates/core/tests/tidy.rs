@@ -23,6 +23,7 @@ const UNSAFE: [&str; 11] = [
     "crates/fuzz/src/allocator.rs",
     "crates/io/src/pool/",
     "crates/io/src/uring/",
+    "crates/io/src/descriptors.rs",
     "crates/device/src/copy",
     "crates/device/src/cuda/libcuda.rs",
     "crates/fake-cuda/src/",

@@ -6,6 +6,7 @@ use forebay_core::size::human;
 use forebay_core::tier::Health as Judged;
 use forebay_io::StoreReport;
 
+use crate::own_files::OwnFiles;
 use crate::state::State;
 use crate::tiers::{Report, Standing};
 
@@ -30,14 +31,6 @@ pub struct Health {
     pub is_draining: bool,
     /// Of each tier below the pool: its name, its state, and why. None of them is needed to serve.
     pub tiers: Vec<TierHealth>,
-}
-
-/// What is wrong with the daemon's own files, and what to do; nothing while they are as it made them.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct OwnFiles {
-    /// Without its sockets nobody can connect any more.
-    pub sockets: Option<String>,
-    pub pool: Option<String>,
 }
 
 /// Of a tier below the pool.

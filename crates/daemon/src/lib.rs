@@ -24,6 +24,7 @@ mod listen;
 mod loans;
 pub mod metrics;
 mod namespaces;
+mod own_files;
 mod purges;
 mod random;
 mod recover;

@@ -21,12 +21,12 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::{Admission, Config};
 use crate::frame::{Frames, Steps};
-use crate::health::OwnFiles;
 use crate::insight::{History, Insight, Present, Seen, Watch};
 use crate::instances::{Identity, Instances, Member, Session, Share};
 use crate::listen;
 use crate::metrics::{Histogram, Rpc, Saved};
 use crate::namespaces::{GivenUp, Namespaces};
+use crate::own_files::OwnFiles;
 use crate::purges::Purges;
 use crate::table::Table;
 use crate::tiers::Tiers;

@@ -67,6 +67,13 @@ fn wait_for_room(to: &impl AsFd) -> io::Result<()> {
     }
 }
 
+/// For a thread whose work has no other end any more: the daemon is ending, and has dropped its state.
+pub(crate) fn end_with_process() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
 /// How much less of a busy core such a thread gets: a tenth of what an engine's gets.
 const LOW: i32 = 10;
 

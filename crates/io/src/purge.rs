@@ -11,11 +11,13 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use forebay_core::{Error, ErrorKind, NamespaceId, Result};
+
+use crate::descriptors;
 
 /// A step that took longer means that the shared store is in trouble; a longer rest would not help.
 const LONGEST_REST: Duration = Duration::from_secs(1);
@@ -28,6 +30,21 @@ pub struct Place {
     pub patience: Duration,
     /// Does the work, on a thread that may wait for the store.
     pub empty: Empty,
+    /// The kernel may hold the thread for as long as the store hangs. Then it opens all that it needs itself.
+    pub is_mount: bool,
+}
+
+impl Place {
+    /// Starts the thread, which calls `tell` with its outcome. `tell` must use no descriptor.
+    pub fn spawn(self, purging: Arc<Purging>, tell: impl FnOnce(Result<()>) + Send + 'static) -> io::Result<()> {
+        let run = move || {
+            if self.is_mount {
+                descriptors::own_but(None);
+            }
+            tell((self.empty)(&purging));
+        };
+        thread::Builder::new().name("forebay-purge".to_owned()).spawn(run).map(drop)
+    }
 }
 
 /// Removes all blocks of the namespaces. An error says why some are left, and what to do.

@@ -10,12 +10,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 use forebay_core::tiers::TierId;
 use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 use forebay_io::purge::{Place, Purging};
-use tokio::sync::oneshot;
 
 use crate::state::{Shared, State};
 use crate::tiers::Busy;
@@ -50,7 +50,7 @@ pub struct Emptying {
 struct Started {
     purging: Arc<Purging>,
     patience: Duration,
-    outcome: oneshot::Receiver<Result<()>>,
+    outcome: Receiver<Result<()>>,
 }
 
 impl Emptying {
@@ -98,40 +98,41 @@ impl Emptying {
     }
 
     fn start(&mut self, tier: TierId, place: Place) -> (TierId, String, Result<Started>) {
-        let Place { name, patience, empty } = place;
+        let (name, patience) = (place.name.clone(), place.patience);
         let purging = Arc::new(Purging::new(self.namespaces.clone(), self.deadline));
         let busy = Busy { tier, place: name.clone(), purging: purging.clone() };
         if !self.shared.lock().tiers.enter(busy) {
             let error = Error::new(ErrorKind::Unavailable, "an earlier purge of the shared store hangs");
             return (tier, name, Err(error.hint("check the shared store, and purge again when it answers")));
         }
-        let (tell, outcome) = oneshot::channel();
-        let its = purging.clone();
+        // A thread of a directory has no descriptor with which it could wake a task.
+        let (tell, outcome) = sync_channel(1);
         // Nobody may listen any more when it ends.
-        let run = move || drop(tell.send(empty(&its)));
-        let spawned = std::thread::Builder::new().name("forebay-purge".to_owned()).spawn(run);
+        let spawned = place.spawn(purging.clone(), move |outcome| drop(tell.send(outcome)));
         self.started.push(purging.clone());
         let no_thread = |error| Error::new(ErrorKind::Unavailable, "cannot start a thread").source(error);
-        let started = spawned.map(|_| Started { purging, patience, outcome });
+        let started = spawned.map(|()| Started { purging, patience, outcome });
         (tier, name, started.map_err(|error| no_thread(error).hint("purge again")))
     }
 
     /// Waits for a thread, unless its store hangs.
-    async fn end_of(&self, Started { purging, patience, mut outcome }: Started) -> Result<()> {
+    async fn end_of(&self, Started { purging, patience, outcome }: Started) -> Result<()> {
         loop {
-            match tokio::time::timeout(LOOK, &mut outcome).await {
-                Ok(Ok(outcome)) => return outcome,
-                Ok(Err(_)) => {
+            match outcome.try_recv() {
+                Ok(outcome) => return outcome,
+                Err(TryRecvError::Disconnected) => {
                     let error = Error::new(ErrorKind::Io, "the purge of the shared store ended early");
                     return Err(error.hint("report this with the daemon's log, and purge again"));
                 }
-                Err(_) if purging.silent_for() > patience + GRACE || Instant::now() > self.deadline + GRACE => {
+                Err(TryRecvError::Empty)
+                    if purging.silent_for() > patience + GRACE || Instant::now() > self.deadline + GRACE =>
+                {
                     purging.stop();
                     return Err(Error::new(ErrorKind::Timeout, "the shared store does not answer")
                         .with("seconds", purging.silent_for().as_secs())
                         .hint("check the shared store, and purge again when it answers"));
                 }
-                Err(_) => {}
+                Err(TryRecvError::Empty) => tokio::time::sleep(LOOK).await,
             }
         }
     }

@@ -20,7 +20,7 @@ pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToMove>) {
     let (copied, mut copies) = mpsc::unbounded_channel();
     vital::low_thread("relocate", move || {
         loop {
-            let to_move = queue.blocking_recv().expect("the state, which the task keeps, has the other end");
+            let Some(to_move) = queue.blocking_recv() else { vital::end_with_process() };
             let is_copied = copy(&pool, &to_move);
             let _ = copied.send((to_move, is_copied));
         }

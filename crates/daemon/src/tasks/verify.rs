@@ -20,7 +20,7 @@ pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
     let (verified, mut verdicts) = mpsc::unbounded_channel();
     vital::low_thread("verify", move || {
         loop {
-            let asked = queue.blocking_recv().expect("the state, which the task keeps, has the other end");
+            let Some(asked) = queue.blocking_recv() else { vital::end_with_process() };
             let verdict = verify(&pool, &asked);
             let _ = verified.send((asked, verdict));
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::{ATTACH_SOCKET, RPC_SOCKET};
 
-use crate::health::OwnFiles;
+use crate::own_files::OwnFiles;
 use crate::state::Shared;
 
 /// Between two looks: seven calls of the filesystem.

@@ -1,7 +1,7 @@
 //! Threads that a hung mount may hold.
 //!
-//! Invariant: they keep no descriptor of the process but the tier's waker. Nothing of the tier is open between two jobs,
-//! so no descriptor goes from thread to thread.
+//! Invariant: they keep no descriptor of the process but the tier's waker. Nothing of the tier is open between two
+//! jobs, so no descriptor goes from thread to thread.
 
 use std::io;
 use std::sync::Arc;

@@ -105,6 +105,6 @@ impl Missing {
             error.hint("check the mount, and purge again when `forebay inspect` shows the directory as healthy")
         };
         let name = self.path.display().to_string();
-        Place { name, patience: PAUSE, empty: Box::new(move |_| Err(refuse())) }
+        Place { name, patience: PAUSE, empty: Box::new(move |_| Err(refuse())), is_mount: true }
     }
 }

@@ -39,7 +39,7 @@ pub(super) fn place(directory: &Arc<Directory>, io_threads: &Arc<IoThreads>, pat
         late_stores_end(&io_threads, purging, patience)?;
         empty(&directory, purging)
     };
-    Place { name, patience, empty: Box::new(empty) }
+    Place { name, patience, empty: Box::new(empty), is_mount: true }
 }
 
 /// A store that was given up goes on while its mount hangs. Its file would come after the purge.

@@ -39,7 +39,7 @@ pub(super) fn place(config: &ObjectConfig, name: String) -> Place {
         let store = patient_store(&config)?;
         purging.namespaces().try_for_each(|id| runtime.block_on(empty(&store, &config.prefix, id, purging)))
     };
-    Place { name, patience, empty: Box::new(empty) }
+    Place { name, patience, empty: Box::new(empty), is_mount: false }
 }
 
 async fn empty(store: &AmazonS3, prefix: &str, id: NamespaceId, purging: &Purging) -> Result<()> {

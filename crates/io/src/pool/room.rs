@@ -15,6 +15,10 @@ use super::mounts::{Mount, mounts};
 /// Left for all other processes: 512 MiB, or a sixteenth of a small machine.
 const RESERVE_BYTES: u64 = 512 << 20;
 const RESERVE_SHARE: u64 = 16;
+/// A daemon with all kinds of tiers has 22 to 35 MiB, and the kernel counts page tables and buffers beside them.
+const DAEMON_BYTES: u64 = 64 << 20;
+/// In a group for a pool that is smaller still, the daemon does less.
+const DAEMON_SHARE: u64 = 4;
 
 /// Memory available for a pool at this moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -55,7 +59,10 @@ impl Room {
         let reserve = RESERVE_BYTES.min(self.memory_total_bytes / RESERVE_SHARE);
         let memory = self.memory_available_bytes.saturating_sub(reserve);
         // A group has to hold the daemon too, and what the kernel counts for it. Past its limit the daemon is killed.
-        let of_group = |bytes: u64| bytes - RESERVE_BYTES.min(bytes / RESERVE_SHARE);
+        let of_group = |bytes: u64| {
+            let daemon = DAEMON_BYTES.min(bytes / DAEMON_SHARE);
+            bytes - RESERVE_BYTES.min(bytes / RESERVE_SHARE).max(daemon)
+        };
         let free_memory = match needed_bytes.saturating_add(reserve) <= self.memory_total_bytes {
             true => "free memory, or lower `pool.capacity_bytes`".to_owned(),
             false => {
@@ -183,15 +190,23 @@ mod tests {
                     "cannot allocate 30.0 GiB for the pool: 7.5 GiB is left in the control group beside the daemon's own memory",
                 ),
             ),
-            // The kernel killed a daemon in such a group at its first stores.
+            // The kernel killed daemons in such groups at their first stores.
             (
-                Room { cgroup_available_bytes: Some(536 << 20), ..room() },
+                Room { cgroup_available_bytes: Some(560 << 20), ..room() },
                 512 << 20,
                 Some(
-                    "cannot allocate 512.0 MiB for the pool: 502.5 MiB is left in the control group beside the daemon's own memory",
+                    "cannot allocate 512.0 MiB for the pool: 496.0 MiB is left in the control group beside the daemon's own memory",
                 ),
             ),
-            (Room { cgroup_available_bytes: Some(560 << 20), ..room() }, 512 << 20, None),
+            (
+                Room { cgroup_available_bytes: Some(282 << 20), ..room() },
+                256 << 20,
+                Some(
+                    "cannot allocate 256.0 MiB for the pool: 218.0 MiB is left in the control group beside the daemon's own memory",
+                ),
+            ),
+            (Room { cgroup_available_bytes: Some(330 << 20), ..room() }, 256 << 20, None),
+            (Room { cgroup_available_bytes: Some(64 << 20), ..room() }, 48 << 20, None),
             (
                 Room { filesystem_free_bytes: Some(64 << 20), ..room() },
                 1 << 30,

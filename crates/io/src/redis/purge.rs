@@ -35,7 +35,12 @@ pub(super) fn place(settings: &Arc<Settings>) -> Place {
     let servers: Vec<String> = settings.addresses.iter().map(Address::to_string).collect();
     // The time to connect, then one request; a pass of a cluster makes one more request in between.
     let patience = settings.config.connect_timeout + settings.config.operation_timeout + PASS_PAUSE;
-    Place { name: servers.join(","), patience, empty: Box::new(move |purging| empty(&settings, purging)) }
+    Place {
+        name: servers.join(","),
+        patience,
+        empty: Box::new(move |purging| empty(&settings, purging)),
+        is_mount: false,
+    }
 }
 
 fn empty(settings: &Settings, purging: &Purging) -> Result<()> {

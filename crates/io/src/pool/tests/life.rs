@@ -193,7 +193,7 @@ fn a_second_daemon_is_refused_by_directory_and_by_table() {
         let config = PoolConfig { directory: directory.to_owned(), ..home.config(4 * MIB) };
         let error = Pool::open(&config).err().expect("two daemons serve one pool");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-        assert!(error.hint_text().unwrap().contains("other daemon"), "{error}");
+        assert!(error.hint_text().unwrap().contains("stop that daemon"), "{error}");
     };
     refusal(home.path());
     drop(pool);
