@@ -84,9 +84,7 @@ fn abort_on_panic(log: &Log) {
 
 /// One thread: all commands wait for one thing at a time, and the daemon's control plane is one thread by design.
 pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
+    forebay_daemon::current_thread_runtime()
         .map_err(|error| Error::new(ErrorKind::Io, "cannot start the runtime").source(error))
 }
 

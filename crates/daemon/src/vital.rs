@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use crate::turns;
 
@@ -25,6 +26,9 @@ const LAST_WORDS: Duration = Duration::from_secs(10);
 /// were written to standard error. For `forebay serve` alone: other users of this code turn panics into errors.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
+        // A core dump waits for all threads before it closes a file. A thread that a hung disk holds would keep the
+        // sockets and locks from the next daemon.
+        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
         let watch = || {
             std::thread::sleep(LAST_WORDS);
             std::process::abort()
@@ -100,10 +104,21 @@ pub(crate) fn thread(name: &str, run: impl FnOnce() -> Infallible + Send + 'stat
     std::thread::Builder::new().name(name.into()).spawn(run).expect("the system starts a thread");
 }
 
+/// A runtime on the thread that builds it, for the daemon. It has a thread for blocking work from the beginning, and
+/// keeps it: one that cannot be started when there is work would end the daemon.
+pub fn current_thread_runtime() -> io::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().thread_keep_alive(AS_LONG_AS_THE_DAEMON).build()?;
+    runtime.spawn_blocking(|| ());
+    Ok(runtime)
+}
+
+/// A century.
+const AS_LONG_AS_THE_DAEMON: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
+
 /// A thread of its own for tasks that may take long; it runs as long as the daemon.
 pub(crate) fn runtime(name: &str) -> tokio::runtime::Handle {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("the system gives a runtime what it needs");
+    let runtime = current_thread_runtime().expect("the system gives a runtime what it needs");
     let handle = runtime.handle().clone();
     thread(name, move || runtime.block_on(std::future::pending()));
     handle

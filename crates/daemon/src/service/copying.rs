@@ -235,6 +235,14 @@ fn get_blocks(shared: &Shared, uid: u32, request: &GetRequest) -> Result<GetRepl
             continue;
         };
         hits += usize::from(!has_gap);
+        let in_message = if lent.is_some() { 16 } else { found.length as usize + hash_bytes + 16 };
+        size += in_message;
+        if size > MAX_MESSAGE_BYTES {
+            shared.event(|state| state.core.release(Instance::DAEMON, found.lease));
+            return Err(Error::new(ErrorKind::Full, "the requested blocks do not fit in one message")
+                .with("limit", MAX_MESSAGE_BYTES)
+                .hint("request fewer blocks at a time"));
+        }
         if let Some(lent) = &lent {
             // Its namespace may be a new one by now, with blocks of another length.
             let checksum = (found.length == length).then(|| copy_out(shared, &found, lent, lent.place(at, length)));
@@ -244,13 +252,6 @@ fn get_blocks(shared: &Shared, uid: u32, request: &GetRequest) -> Result<GetRepl
                 reply.checksums.extend(checksum);
             }
             continue;
-        }
-        size += found.length as usize + hash_bytes + 16;
-        if size > MAX_MESSAGE_BYTES {
-            shared.event(|state| state.core.release(Instance::DAEMON, found.lease));
-            return Err(Error::new(ErrorKind::Full, "the requested blocks do not fit in one message")
-                .with("limit", MAX_MESSAGE_BYTES)
-                .hint("request fewer blocks at a time"));
         }
         let data = read(shared, &found);
         shared.event(|state| give_back(state, &found, data.as_deref()));

@@ -17,8 +17,6 @@ const RESERVE_BYTES: u64 = 512 << 20;
 const RESERVE_SHARE: u64 = 16;
 /// A daemon with all kinds of tiers has 22 to 35 MiB, and the kernel counts page tables and buffers beside them.
 const DAEMON_BYTES: u64 = 64 << 20;
-/// In a group for a pool that is smaller still, the daemon does less.
-const DAEMON_SHARE: u64 = 4;
 
 /// Memory available for a pool at this moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,10 +57,7 @@ impl Room {
         let reserve = RESERVE_BYTES.min(self.memory_total_bytes / RESERVE_SHARE);
         let memory = self.memory_available_bytes.saturating_sub(reserve);
         // A group has to hold the daemon too, and what the kernel counts for it. Past its limit the daemon is killed.
-        let of_group = |bytes: u64| {
-            let daemon = DAEMON_BYTES.min(bytes / DAEMON_SHARE);
-            bytes - RESERVE_BYTES.min(bytes / RESERVE_SHARE).max(daemon)
-        };
+        let of_group = |bytes: u64| bytes.saturating_sub((bytes / RESERVE_SHARE).clamp(DAEMON_BYTES, RESERVE_BYTES));
         let free_memory = match needed_bytes.saturating_add(reserve) <= self.memory_total_bytes {
             true => "free memory, or lower `pool.capacity_bytes`".to_owned(),
             false => {
@@ -206,7 +201,8 @@ mod tests {
                 ),
             ),
             (Room { cgroup_available_bytes: Some(330 << 20), ..room() }, 256 << 20, None),
-            (Room { cgroup_available_bytes: Some(64 << 20), ..room() }, 48 << 20, None),
+            (Room { cgroup_available_bytes: Some(80 << 20), ..room() }, 16 << 20, None),
+            (Room { cgroup_available_bytes: Some(8 << 20), ..room() }, 0, None),
             (
                 Room { filesystem_free_bytes: Some(64 << 20), ..room() },
                 1 << 30,

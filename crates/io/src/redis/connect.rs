@@ -125,16 +125,22 @@ impl Dialer {
             }
             return Ok(());
         }
+        self.asked_at = Some(Instant::now());
         let answer = Answer::default();
-        (self.asked, self.asked_at) = (Some(answer.clone()), Some(Instant::now()));
-        let (host, inbox) = (host.to_string(), inbox.clone());
+        let (host, inbox, asked) = (host.to_string(), inbox.clone(), answer.clone());
         let ask = move || {
             let resolved = Address::resolve(&host, port);
             *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(resolved);
             inbox.wake();
         };
         let started = thread::Builder::new().name("redis-resolve".to_string()).spawn(ask);
-        started.map(|_| ()).map_err(|error| error.to_string())
+        match started {
+            Ok(_) => self.asked = Some(asked),
+            // Where a host gives no thread, there may be an earlier address, and there is another time.
+            Err(error) if self.known.is_empty() => return Err(error.to_string()),
+            Err(_) => {}
+        }
+        Ok(())
     }
 }
 

@@ -409,7 +409,7 @@ impl Client {
                 session.memory.insert(shelf).take()
             }
             Err(error) => {
-                self.not_lent = Some((error.to_string(), Instant::now()));
+                self.not_lent = Some((error.told(), Instant::now()));
                 None
             }
         }
