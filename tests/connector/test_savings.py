@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake import FakeDaemon
 from forebay.vllm import account, manager, metrics, savings
-from forebay.vllm.pace import LEAST_TOKENS, Pace
+from forebay.vllm.pace import LEAST_STEPS, LEAST_TOKENS, Pace
 from forebay.vllm.patience import WINDOW_STEPS, Patience
 from forebay.vllm.savings import Savings
 from harness import Engine, Shape, prompt
@@ -154,7 +154,7 @@ def test_no_more_time_is_claimed_than_the_same_tokens_took(monkeypatch: pytest.M
     engine.ask("hit", range(6), max_tokens)
     saved = engine.connector.manager.savings
     assert (saved.tokens, saved.seconds) == (6 * 640, 0.0), "it has computed nothing but remainders and answers"
-    engine.ask("new", range(10, 12), max_tokens)
+    engine.ask("new", range(10, 14), max_tokens)
     assert 0.9 * 6 * 640 * engine.TOKEN_SECONDS < saved.seconds < cold_seconds + 1e-6
     assert_saved(engine, 6 * 640)
 
@@ -182,9 +182,11 @@ def test_steps_of_few_new_tokens_say_nothing_of_prefill() -> None:
         pace.scheduled(0.0, tokens, new)
         pace.computed(1.0)
     assert pace.tokens_per_second == 0
-    pace.scheduled(5.0, 1000 + LEAST_TOKENS, LEAST_TOKENS)
-    pace.computed(6.0)
-    pace.computed(7.0)  # nothing is under way
+    for step in range(LEAST_STEPS):
+        assert pace.tokens_per_second == 0, "the first steps of an engine are slow"
+        pace.scheduled(10.0 * step, 1000 + LEAST_TOKENS, LEAST_TOKENS)
+        pace.computed(10.0 * step + LEAST_STEPS - step)
+        pace.computed(10.0 * step + 5)  # nothing is under way
     assert pace.tokens_per_second == 1000 + LEAST_TOKENS
 
 

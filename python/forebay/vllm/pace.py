@@ -3,7 +3,8 @@
 Invariants: it is never below what the engine did. A step is timed from its scheduling to its output, and all tokens that
 were under way in that time count for it, generated ones too: where vLLM schedules ahead, the rate is at most that many
 times too high. It only grows. Only steps of many new prompt tokens count: in others, what a step costs whatever it
-computes, or the attention to tokens that were loaded, would make the engine look slow and a claim too large.
+computes, or the attention to tokens that were loaded, would make the engine look slow and a claim too large. For the
+same reason the rate is unknown until some such steps were measured: the first ones of an engine are slow.
 
 `patience` measures the other side: it must not take the engine for faster than it is.
 """
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 
 # A step of fewer new tokens says nothing of prefill.
 LEAST_TOKENS = 512
+# So many steps have been measured before the fastest of them says how fast the engine is.
+LEAST_STEPS = 4
 # Steps under way are as many as vLLM schedules ahead: one or two, or the stages of a pipeline.
 MOST_STEPS = 64
 
@@ -32,7 +35,13 @@ class Pace:
 
     def __init__(self) -> None:
         self._under_way: deque[_Step] = deque(maxlen=MOST_STEPS)
-        self.tokens_per_second = 0.0  # 0 while unknown
+        self._measured_steps = 0
+        self._fastest = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """0 while unknown."""
+        return self._fastest if self._measured_steps >= LEAST_STEPS else 0.0
 
     def scheduled(self, now: float, tokens: int, new_tokens: int) -> None:
         """A step of this many tokens was scheduled, so many of them of prompts that stand on little else."""
@@ -46,4 +55,5 @@ class Pace:
         step = self._under_way.popleft()
         if step.is_prefill and now > step.began:
             rate = (step.tokens + step.tokens_before) / (now - step.began)
-            self.tokens_per_second = max(self.tokens_per_second, rate)
+            self._fastest = max(self._fastest, rate)
+            self._measured_steps += 1
