@@ -58,6 +58,7 @@ pub async fn run(shared: Shared, sockets: Sockets) -> Infallible {
         let look = look.clone();
         // A filesystem may let its callers wait, and these are the deciding thread's.
         let Ok((sockets, pool)) = tokio::task::spawn_blocking(move || look()).await else { continue };
+        let told = |checked: Result<()>| checked.err().map(|error| error.told());
         let found = OwnFiles { sockets: told(sockets), pool: told(pool) };
         if shared.lock().own_files != found {
             shared.event(|state| tell(&std::mem::replace(&mut state.own_files, found.clone()), &found));
@@ -76,12 +77,7 @@ fn tell(before: &OwnFiles, now: &OwnFiles) {
     }
 }
 
-/// With what to do, since only the error knows.
-fn told(checked: Result<()>) -> Option<String> {
-    let error = checked.err()?;
-    Some(error.hint_text().map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}")))
-}
-
+/// No other file gets a socket's number while this process listens on it.
 fn inode(path: &Path) -> Option<u64> {
     std::fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
 }
