@@ -83,14 +83,15 @@ fuzz:
 		--package forebay-daemon --package forebay-sim --lib --test ssd -- --nocapture fuzz::
 
 # The checksums, the core and the pool as an aarch64 host runs them, under Debian's qemu. It has no ptrace, no huge
-# pages and no signals for missing memory, and starts no other process of its own kind: tests of the pool that need one
-# of these stay out.
+# pages and no signals for missing memory, makes no pages when it is asked to, and starts no other process of its own
+# kind: tests of the pool that need one of these stay out.
 aarch64:
 	tools/aarch64.sh .cache/aarch64 --package forebay-checksum --package forebay-core
 	tools/aarch64.sh .cache/aarch64 --package forebay-io --lib pool:: -- --skip a_crash_at_any \
 		--skip a_pool_lies_on_huge_pages --skip pages_joined_by_collapsing --skip populating_a_file \
 		--skip another_user_is_refused --skip an_extent_for_whose_slots --skip a_worker_counts_as_alive \
-		--skip a_worker_outlives_the_daemon
+		--skip a_worker_outlives_the_daemon --skip both_sides_see_the_same_bytes \
+		--skip a_client_cannot_take_pages_from_sealed_memory
 
 vllm-own-tests: build
 	@tools/vllm-own-tests.sh $(VENV) .cache/vllm-own
