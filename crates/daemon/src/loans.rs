@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_io::pool::Lent;
-use forebay_rpc::draw;
+use forebay_rpc::random_id;
 use tokio::runtime::Handle;
 
 use crate::clients::LentBytes;
@@ -25,7 +25,7 @@ impl Loan {
     pub fn new(lent: Lent, counted: LentBytes) -> Loan {
         let memory = Arc::new(Borrowed { lent: Some(lent), counted: Some(counted) });
         // Drawn, so that no other client can name the memory, of the same user neither.
-        let number = u128::from_le_bytes(draw()) as u64;
+        let number = u128::from_le_bytes(random_id()) as u64;
         Loan { number: number.max(1), memory, used: Instant::now() }
     }
 

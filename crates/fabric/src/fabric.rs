@@ -302,7 +302,7 @@ impl Fabric {
             epoll::add(&epoll, source, data, epoll::EventFlags::IN | epoll::EventFlags::ET).map_err(failed)?;
         }
         let mut epoch = [0; 8];
-        draw(&mut epoch)?;
+        fill_random(&mut epoch)?;
         Ok(Fabric {
             epoll,
             wake,
@@ -355,7 +355,7 @@ impl Fabric {
             return Err(Error::invalid("memory that may only be read cannot be exported for writes"));
         }
         let mut name = [0; 8];
-        draw(&mut name)?;
+        fill_random(&mut name)?;
         let name = u64::from_le_bytes(name);
         let region = RegionId(self.draw_id());
         self.books.names.insert(name, region);
@@ -755,7 +755,7 @@ fn no_region() -> Error {
 }
 
 /// Fills `bytes` from the kernel's generator.
-fn draw(mut bytes: &mut [u8]) -> Result<()> {
+fn fill_random(mut bytes: &mut [u8]) -> Result<()> {
     while !bytes.is_empty() {
         match rustix::rand::getrandom(&mut *bytes, rustix::rand::GetRandomFlags::empty()) {
             Ok(drawn) => bytes = &mut bytes[drawn..],

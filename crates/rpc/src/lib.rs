@@ -5,15 +5,15 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
-mod draw;
 mod frame;
 mod hashes;
 pub mod lists;
+mod random_id;
 pub mod status;
 
-pub use draw::draw;
 pub use frame::{DAY_STEPS, HOUR_STEPS};
 pub use hashes::{Hashes, pack};
+pub use random_id::random_id;
 pub use status::{from_status, is_transport, to_status};
 
 /// Messages and stubs generated from `proto/forebay/v1/forebay.proto`.

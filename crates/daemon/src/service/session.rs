@@ -128,7 +128,7 @@ fn begin(
         follows: Default::default(),
         is_welcome: false,
         was_told_attached: false,
-        lending_token: forebay_rpc::draw(),
+        lending_token: forebay_rpc::random_id(),
         lent: None,
     };
     // Dropping the old one ends its stream.

@@ -9,7 +9,7 @@ use rustix::fs::{Mode, OFlags, SealFlags};
 use rustix::net::sockopt;
 
 use super::timers::Timer;
-use super::{Books, Cause, Event, Fabric, MOST_PEERS, Op, OpId, Peer, PeerId, Region, draw};
+use super::{Books, Cause, Event, Fabric, MOST_PEERS, Op, OpId, Peer, PeerId, Region, fill_random};
 use crate::address::{Address, Origin, cannot_connect};
 use crate::auth::Secret;
 use crate::line::{Line, Phase, Queued};
@@ -27,12 +27,12 @@ impl Fabric {
         // Processes on one host copy memory themselves; the socket is for the rest.
         let connections = if is_shm { 1 } else { self.options.connections };
         let mut session = [0; 16];
-        draw(&mut session)?;
+        fill_random(&mut session)?;
         let peer = PeerId(self.draw_id());
         let mut lines = Vec::new();
         for index in 0..connections {
             let mut nonce = [0; 32];
-            draw(&mut nonce)?;
+            fill_random(&mut nonce)?;
             let socket = address.connect()?;
             let id = self.draw_id();
             self.watch(&socket, id, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP)?;
@@ -118,7 +118,7 @@ impl Fabric {
                 let wire = bytes.try_into().expect("a record of this length was asked for");
                 let hello = Hello::from_wire(wire)?;
                 let mut nonce = [0; 32];
-                draw(&mut nonce)?;
+                fill_random(&mut nonce)?;
                 let answer = secret.answer(wire, self.epoch, nonce);
                 line.push(Queued::Record(answer.to_wire().to_vec()));
                 line.phase = Phase::Answered(hello, answer);

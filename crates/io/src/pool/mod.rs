@@ -25,6 +25,7 @@
 //! `docs/formats/pool.md` draws the files.
 
 mod config;
+mod credentials;
 mod directory;
 mod fds;
 mod fence;
@@ -43,7 +44,6 @@ mod open;
 mod order;
 mod ours;
 mod owner;
-mod peer;
 mod records;
 mod room;
 mod site;
@@ -52,6 +52,7 @@ mod table;
 mod tests;
 
 pub use config::{HugePages, PoolConfig};
+pub use credentials::peer_uid;
 pub use directory::check_mount;
 pub use fds::{MAX_FDS, MAX_MESSAGE_BYTES, recv_fds, send_fds};
 pub use format::VERSION as FORMAT_VERSION;
@@ -65,6 +66,5 @@ pub use lent::{Lending, Lent, MAX_LENT_BYTES};
 pub use mapping::{GeometryDescription, MapperFds, Mapping};
 pub use open::{Opened, Outcome, remove};
 pub use owner::{Pool, RecoveryCursor};
-pub use peer::peer_uid;
 pub use room::Room;
 pub use table::{RecoveredSlot, SlotState};

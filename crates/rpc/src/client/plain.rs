@@ -22,7 +22,7 @@ use super::connect::{Rpc, connect};
 use super::lending::{Lend, Memory, Shelf, Sink, Source};
 use crate::from_status;
 use crate::proto::{self, CommitOutcome};
-use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, PURGE_OF_DISKS, draw};
+use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, PURGE_OF_DISKS, random_id};
 
 /// When a daemon that refused memory is asked again: a limit may have been reached, and left.
 const LEND_AGAIN: Duration = Duration::from_secs(30);
@@ -489,8 +489,8 @@ pub fn lone_session(engine_id: String) -> proto::OpenSessionRequest {
     proto::OpenSessionRequest {
         protocol: PROTOCOL_VERSION,
         engine_id,
-        incarnation: draw().to_vec(),
-        owner: draw().to_vec(),
+        incarnation: random_id().to_vec(),
+        owner: random_id().to_vec(),
         ..Default::default()
     }
 }

@@ -7,7 +7,7 @@ use tokio::sync::{Notify, watch};
 
 use super::config::SessionConfig;
 use super::holdings::Holdings;
-use crate::draw;
+use crate::random_id;
 
 /// See the module documentation.
 pub(super) struct Shared {
@@ -31,7 +31,7 @@ impl Shared {
         Shared {
             holdings: Mutex::new(Holdings::new(config.stock_blocks, Instant::now())),
             config,
-            owner: draw(),
+            owner: random_id(),
             wake_deliver: Notify::new(),
             wake_stock: Notify::new(),
             wake_name: Notify::new(),
