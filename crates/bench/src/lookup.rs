@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::client::{Rpc, Trial, connect};
-use forebay_rpc::from_status;
 use forebay_rpc::proto::{
     Attention, Block, CommitOutcome, Group, GroupKeys, LookupReply, LookupRequest, PingRequest, PutRequest,
 };
+use forebay_rpc::{from_status, words};
 use prost::Message;
 use serde::Serialize;
 
@@ -152,7 +152,8 @@ impl Engine {
         for round in 0..WARM_UP + rounds {
             let (elapsed, reply) = self.lookup(&request).await?;
             let empty_elapsed = self.ping(&ping).await?;
-            errors += usize::from(reply.groups.iter().map(|group| group.slots.len()).sum::<usize>() != expected);
+            let found: usize = reply.groups.iter().map(|group| words(&group.slots).len()).sum();
+            errors += usize::from(found != expected);
             if round >= WARM_UP {
                 times.push(elapsed);
                 empty_times.push(empty_elapsed);

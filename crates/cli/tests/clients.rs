@@ -24,7 +24,7 @@ fn serves(place: &Place, who: &str) {
     worker.fill(&slots[0], 9);
     client.commit(namespace, &[hash(9)], &slots);
     let reply = client.lookup(namespace, &[hash(9)]);
-    assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(9, 4096));
+    assert_eq!(worker.read(reply.groups[0].slots()[0]), pattern(9, 4096));
 }
 
 fn is_healthy(place: &Place) {
@@ -416,7 +416,7 @@ fn an_engine_that_fills_nothing_keeps_no_other_from_storing_while_it_runs_or_is_
             worker.fill(held, seed);
             assert_eq!(client.commit(namespace, &[hash(seed)], &[*held]), [CommitOutcome::CommitStored]);
             let reply = client.lookup(namespace, &[hash(seed)]);
-            assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(seed, MIB));
+            assert_eq!(worker.read(reply.groups[0].slots()[0]), pattern(seed, MIB));
             client.release(reply.lease);
             seed += 1;
         }

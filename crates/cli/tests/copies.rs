@@ -113,7 +113,7 @@ fn check(client: &Client, worker: &Worker, namespace: u32, stored: &[(u64, Held)
     let mut hits = 0;
     for (seed, _) in stored {
         let reply = client.lookup_settled(namespace, &[hash(*seed)]);
-        for slot in &reply.groups[0].slots {
+        for slot in &reply.groups[0].slots() {
             let (read, right) = (worker.read(*slot), pattern(*seed, BYTES));
             let wrong = read.chunks(4096).zip(right.chunks(4096)).filter(|(read, right)| read != right).count();
             assert_eq!(wrong, 0, "pages of {} in block {seed} are somebody else's", BYTES / 4096);

@@ -23,7 +23,7 @@ fn serves(place: &Place, who: &str) {
     worker.fill(&slots[0], 9);
     client.commit(namespace, &[hash(9)], &slots);
     let reply = client.lookup(namespace, &[hash(9)]);
-    assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(9, 4096));
+    assert_eq!(worker.read(reply.groups[0].slots()[0]), pattern(9, 4096));
 }
 
 #[test]

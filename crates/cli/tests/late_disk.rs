@@ -101,7 +101,7 @@ impl Rig {
     fn misses(&self, seeds: Range<u64>) -> Vec<u64> {
         let is_miss = |seed: &u64| {
             let reply = self.client.lookup_settled(self.namespace, &hashes(*seed..seed + 1));
-            let slots = &reply.groups[0].slots;
+            let slots = &reply.groups[0].slots();
             let is_whole = |slot: &u32| self.worker.read(*slot) == pattern(*seed, BYTES);
             assert!(slots.iter().all(is_whole), "block {seed} is another");
             self.client.release(reply.lease);

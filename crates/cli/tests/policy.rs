@@ -44,7 +44,10 @@ impl Rig {
         let reply = self.client.lookup_settled(self.namespace, &[hash(seed)]);
         let is_hit = reply.groups[0].states == [1];
         if is_hit {
-            assert!(self.worker.read(reply.groups[0].slots[0]) == pattern(seed, BYTES), "block {seed} has other bytes");
+            assert!(
+                self.worker.read(reply.groups[0].slots()[0]) == pattern(seed, BYTES),
+                "block {seed} has other bytes"
+            );
         }
         self.client.release(reply.lease);
         is_hit

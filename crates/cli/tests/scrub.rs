@@ -32,7 +32,7 @@ fn found(daemon: &Daemon, by: &str) -> u64 {
 /// Writes block `seed` into its slot again, with one bit that is another; the slot is nobody's to write to.
 fn flip(client: &Client, worker: &Worker, namespace: u32, seed: u64) {
     let reply = client.lookup_settled(namespace, &hashes(0..BLOCKS));
-    let (slot, generation) = (reply.groups[0].slots[seed as usize], reply.groups[0].generations[seed as usize]);
+    let (slot, generation) = (reply.groups[0].slots()[seed as usize], reply.groups[0].generations()[seed as usize]);
     let mut rotten = pattern(seed, BYTES);
     rotten[BYTES as usize / 2] ^= 4;
     client.release(reply.lease);
@@ -72,7 +72,7 @@ fn a_damaged_generation_of_a_whole_block_costs_no_block() {
     let reply = client.lookup_settled(namespace, &hashes(0..BLOCKS));
     client.release(reply.lease);
     let published = fs::File::options().write(true).open(place.pool().join("generation")).unwrap();
-    for (slot, generation) in reply.groups[0].slots.iter().zip(&reply.groups[0].generations) {
+    for (slot, generation) in reply.groups[0].slots().iter().zip(&reply.groups[0].generations()) {
         published.write_all_at(&(generation ^ 4).to_le_bytes(), GENERATIONS_AT + u64::from(*slot) * 4).unwrap();
     }
     let before = metric(&daemon, "forebay_scrubs_total", "");

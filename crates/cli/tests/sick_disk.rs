@@ -110,11 +110,11 @@ impl Rig {
     fn hits(&self, seeds: Range<u64>) -> usize {
         let reply = self.client.lookup_settled(self.namespace, &hashes(seeds.clone()));
         let group = &reply.groups[0];
-        for (seed, slot) in seeds.zip(&group.slots) {
+        for (seed, slot) in seeds.zip(&group.slots()) {
             assert!(self.worker.read(*slot) == pattern(seed, BYTES), "block {seed} has other bytes");
         }
         self.client.release(reply.lease);
-        group.slots.len()
+        group.slots().len()
     }
 
     /// Blocks among these that are hits, each asked for alone.
@@ -313,7 +313,7 @@ fn a_daemon_that_a_hung_disk_holds_leaves_its_pool_and_its_addresses_to_the_next
         wait_until("it serves", || {
             let reply = client.lookup_settled(namespace, &hashes(100..101));
             client.release(reply.lease);
-            !reply.groups[0].slots.is_empty()
+            !reply.groups[0].slots().is_empty()
         });
         assert!(client.inspect().fenced_bytes == 0 && next.pid() > 0);
     }

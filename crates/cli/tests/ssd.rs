@@ -106,7 +106,7 @@ fn one_question_is_answered_until_all_has_come_up_and_counts_once() {
         add(&mut all, news);
     }
     assert_eq!((all.groups[0].states.clone(), all.lease), (vec![1; 100], lease));
-    (0..100).zip(&all.groups[0].slots).for_each(|(seed, slot)| assert!(worker.read(*slot) == pattern(seed, BYTES)));
+    (0..100).zip(&all.groups[0].slots()).for_each(|(seed, slot)| assert!(worker.read(*slot) == pattern(seed, BYTES)));
     assert_eq!(counts(), (110, 100, 10));
     assert_ne!(client.inspect().pinned_bytes, 0);
     client.release(lease);
@@ -358,7 +358,7 @@ fn a_disk_that_is_cut_short_under_load_costs_misses_and_nothing_else() {
     for prompt in 0..40 {
         let seeds = prompt * 50..prompt * 50 + 50;
         let reply = client.lookup_settled(namespace, &hashes(seeds.clone()));
-        for (seed, slot) in seeds.zip(&reply.groups[0].slots) {
+        for (seed, slot) in seeds.zip(&reply.groups[0].slots()) {
             assert!(worker.read(*slot) == pattern(seed, BYTES), "block {seed} has other bytes");
         }
         client.release(reply.lease);
@@ -624,7 +624,7 @@ fn a_purge_after_the_pool_was_lost_removes_what_is_on_the_disk_or_says_that_it_c
     assert_eq!(purge(["--namespace", &ids[0]]).code, 0);
     assert_eq!(tier(&client).blocks, 50, "those of the other one are left");
     let [blue, red] = ["blue", "red"].map(|tenant| client.namespace(tenant, vec![group()]).unwrap());
-    assert_eq!(client.lookup_settled(blue, &hashes(0..50)).groups[0].slots.len(), 0);
+    assert_eq!(client.lookup_settled(blue, &hashes(0..50)).groups[0].slots().len(), 0);
     is_served(&client, &worker, red, 0..50);
     // By now the daemon knows whose each is.
     assert_eq!(purge(["--tenant", "red"]).code, 0);

@@ -30,7 +30,7 @@ fn what_a_worker_stored_is_read_back_and_nothing_stays_pinned() {
 
     let reply = client.lookup(namespace, &hashes(0..12));
     assert_eq!(reply.groups[0].states, vec![1; 10]);
-    for (i, slot) in reply.groups[0].slots.iter().enumerate() {
+    for (i, slot) in reply.groups[0].slots().iter().enumerate() {
         assert_eq!(worker.read(*slot), pattern(i as u64, BYTES), "block {i}");
     }
     assert!(client.inspect().pinned_bytes > 0);
@@ -64,7 +64,7 @@ fn blocks_outlive_a_killed_daemon_and_are_verified_before_they_are_served() {
     assert!(!client.lookup(namespace, &hashes(0..1)).groups[0].states.contains(&1), "served before it was verified");
     let reply = client.lookup_settled(namespace, &hashes(0..20));
     assert_eq!(reply.groups[0].states, vec![1; 13], "all up to the rotten one, and no further");
-    for (i, slot) in reply.groups[0].slots.iter().enumerate() {
+    for (i, slot) in reply.groups[0].slots().iter().enumerate() {
         assert_eq!(worker.read(*slot), pattern(i as u64, BYTES), "block {i}");
     }
 }
@@ -90,7 +90,7 @@ fn a_slot_that_a_live_worker_fills_is_not_reused_by_a_restarted_daemon() {
     let (other, other_worker) = engine(&place, "b", BYTES);
     let namespace = other.namespace("t", vec![group()]).unwrap();
     let fenced: Vec<u32> = filling.iter().map(|held| held.slot).collect();
-    let leased: Vec<u32> = lease.groups[0].slots.clone();
+    let leased: Vec<u32> = lease.groups[0].slots();
     // Turn the whole pool over, twice.
     let mut seed = 1_000;
     for _ in 0..(64 << 20) / 20_480 / 64 {
@@ -119,7 +119,7 @@ fn a_slot_that_a_live_worker_fills_is_not_reused_by_a_restarted_daemon() {
     assert_eq!(back.commit(name, &[hash(77)], &keeps), [CommitOutcome::CommitStored]);
     assert_eq!(other.inspect().fenced_bytes, 0, "all else it held is free");
     let reply = back.lookup(name, &[hash(77)]);
-    assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(77, BYTES));
+    assert_eq!(worker.read(reply.groups[0].slots()[0]), pattern(77, BYTES));
 }
 
 /// Where the table's words of units begin.
@@ -185,7 +185,7 @@ fn an_audit_reads_what_nobody_asked_for_since_a_restart() {
     let namespace = client.namespace("t", vec![group()]).unwrap();
     let reply = client.lookup_settled(namespace, &hashes(0..20));
     assert_eq!(reply.groups[0].states, vec![1; 13], "what was not read by a lookup is still verified by one");
-    assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(0, BYTES));
+    assert_eq!(worker.read(reply.groups[0].slots()[0]), pattern(0, BYTES));
 }
 
 #[test]
@@ -217,8 +217,8 @@ fn a_block_purged_under_a_lease_never_comes_back_and_its_reader_goes_on() {
         let _daemon = Daemon::start(&place, SMALL);
         let [its_mapping, mapping] = mappings;
         let mut its_worker = Worker::attach(&place, Worker::request("a", 0, 1, BYTES), Some(its_mapping));
-        let held = old.slots.iter().zip(&old.generations);
-        let held = held.map(|(slot, generation)| Held { slot: *slot, generation: *generation }).collect();
+        let held = old.slots().into_iter().zip(old.generations());
+        let held = held.map(|(slot, generation)| Held { slot, generation }).collect();
         let reader = Client::resume(&place, "a", 1, held, Vec::new());
         assert_eq!(reader.welcome.lost, [], "it still reads what was purged");
         its_worker.acknowledge();
@@ -229,7 +229,7 @@ fn a_block_purged_under_a_lease_never_comes_back_and_its_reader_goes_on() {
         let namespace = writer.namespace("t", vec![group()]).unwrap();
         let new = writer.lookup_settled(namespace, &hashes(0..2)).groups.remove(0);
         assert_eq!(new.states, [1, 1]);
-        for (seed, (old, new)) in old.slots.iter().zip(&new.slots).enumerate() {
+        for (seed, (old, new)) in old.slots().iter().zip(&new.slots()).enumerate() {
             assert!(worker.read(*new) == pattern(20 + seed as u64, BYTES), "block {seed} is the purged one");
             assert!(
                 its_worker.read(*old) == pattern(10 + seed as u64, BYTES),
@@ -271,7 +271,7 @@ fn a_cut_session_keeps_its_leases_until_its_worker_is_gone() {
     assert!(watcher.inspect().pinned_bytes > 0, "the worker may be in the middle of a load");
 
     // Back with two of the four.
-    let held = |i: usize| Held { slot: lease.groups[0].slots[i], generation: lease.groups[0].generations[i] };
+    let held = |i: usize| Held { slot: lease.groups[0].slots()[i], generation: lease.groups[0].generations()[i] };
     let back = Client::resume(&place, "a", 1, vec![held(0), held(1)], Vec::new());
     assert_eq!(back.welcome.lost, vec![]);
     let info = watcher.inspect().sessions.into_iter().find(|s| s.engine_id == "a").unwrap();
@@ -302,8 +302,8 @@ fn two_ranks_lie_side_by_side_and_a_block_without_both_births_is_not_stored() {
     assert_eq!(outcomes, [CommitOutcome::CommitStored, CommitOutcome::CommitIncomplete]);
     let reply = client.lookup(namespace, &hashes(0..2));
     assert_eq!(reply.groups[0].states, vec![1]);
-    assert_eq!(first.read(reply.groups[0].slots[0]), pattern(1, 5_000));
-    assert_eq!(second.read(reply.groups[0].slots[0]), pattern(2, 7_000));
+    assert_eq!(first.read(reply.groups[0].slots()[0]), pattern(1, 5_000));
+    assert_eq!(second.read(reply.groups[0].slots()[0]), pattern(2, 7_000));
 }
 
 #[test]

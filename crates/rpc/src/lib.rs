@@ -10,11 +10,13 @@ mod hashes;
 pub mod lists;
 mod random_id;
 pub mod status;
+mod words;
 
 pub use frame::{DAY_STEPS, HOUR_STEPS};
 pub use hashes::{Hashes, pack};
 pub use random_id::random_id;
 pub use status::{from_status, is_transport, to_status};
+pub use words::{to_words, words};
 
 /// Messages and stubs generated from `proto/forebay/v1/forebay.proto`.
 pub mod proto {

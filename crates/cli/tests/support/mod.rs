@@ -20,7 +20,7 @@ use forebay_io::pool::{BirthRecord, GeometryDescription, MapperFds, Mapping, rec
 use forebay_rpc::proto::forebay_client::ForebayClient;
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::*;
-use forebay_rpc::{ATTACH_SOCKET, PROTOCOL_VERSION, RPC_SOCKET};
+use forebay_rpc::{ATTACH_SOCKET, PROTOCOL_VERSION, RPC_SOCKET, words};
 use hyper_util::rt::TokioIo;
 use prost::Message;
 use tokio::time::error::Elapsed;
@@ -291,6 +291,22 @@ pub struct Client {
     pub rpc: ForebayClient<Channel>,
     pub events: Streaming<SessionEvent>,
     pub welcome: Welcome,
+}
+
+/// The numbers of a lookup's answer.
+pub trait Places {
+    fn slots(&self) -> Vec<u32>;
+    fn generations(&self) -> Vec<u32>;
+}
+
+impl Places for GroupAnswer {
+    fn slots(&self) -> Vec<u32> {
+        words(&self.slots).collect()
+    }
+
+    fn generations(&self) -> Vec<u32> {
+        words(&self.generations).collect()
+    }
 }
 
 /// Later replies answer what was "not yet", which under full attention is a prefix's end.

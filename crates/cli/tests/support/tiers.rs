@@ -49,7 +49,7 @@ pub fn written(client: &Client) {
 pub fn is_served(client: &Client, worker: &Worker, namespace: u32, seeds: std::ops::Range<u64>) {
     let reply = client.lookup_settled(namespace, &hashes(seeds.clone()));
     assert_eq!(reply.groups[0].states, vec![1; (seeds.end - seeds.start) as usize], "{seeds:?}");
-    for (seed, slot) in seeds.zip(&reply.groups[0].slots) {
+    for (seed, slot) in seeds.zip(&reply.groups[0].slots()) {
         assert!(worker.read(*slot) == pattern(seed, BYTES), "block {seed} has other bytes");
     }
     client.release(reply.lease);

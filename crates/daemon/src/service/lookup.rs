@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use forebay_core::lookup::{Answer, LeaseId, Lookup, STATE_NOT_YET};
 use forebay_core::{Core, Error, ErrorKind, NamespaceIndex, Result};
 use forebay_rpc::proto::{Done, GroupAnswer, GroupKeys, LookupReply, LookupRequest, ReleaseRequest};
+use forebay_rpc::to_words;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -243,6 +244,7 @@ impl Pending {
             looked.at = 0;
             asked.note(&answer);
             let Answer { states, slots, generations, sources } = answer;
+            let (slots, generations) = (to_words(&slots), to_words(&generations));
             looked.answers.push(GroupAnswer { states, slots, generations, sources });
         }
         Some(take(&mut looked.answers))

@@ -16,8 +16,7 @@ use forebay_core::{Error, ErrorKind};
 use forebay_rpc::proto::forebay_server::{Forebay, ForebayServer};
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::*;
-use forebay_rpc::to_status;
-use forebay_rpc::{MAX_MESSAGE_BYTES, RPC_SOCKET};
+use forebay_rpc::{MAX_MESSAGE_BYTES, RPC_SOCKET, to_status, to_words};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt};
@@ -137,8 +136,8 @@ impl Fake {
         let memory = self.memory();
         let group = GroupAnswer {
             states: states.to_vec(),
-            slots: slots.to_vec(),
-            generations: vec![1; slots.len()],
+            slots: to_words(slots),
+            generations: to_words(&vec![1; slots.len()]),
             sources: Vec::new(),
         };
         let reply = LookupReply { lease: memory.next_lease, groups: vec![group] };
@@ -287,8 +286,8 @@ impl Forebay for Service {
             let ready = keys - memory.promoting.min(keys);
             GroupAnswer {
                 states: (0..keys).map(|key| if key < ready { 1 } else { 2 }).collect(),
-                slots: (0..ready as u32).map(|key| 1000 + key).collect(),
-                generations: vec![1; ready],
+                slots: to_words(&(0..ready as u32).map(|key| 1000 + key).collect::<Vec<_>>()),
+                generations: to_words(&vec![1; ready]),
                 sources: Vec::new(),
             }
         });

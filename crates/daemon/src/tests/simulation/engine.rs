@@ -17,13 +17,13 @@ use forebay_core::lookup::{STATE_NOT_YET, STATE_READY};
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Generation, SlotId};
 use forebay_io::pool::{BirthRecord, GeometryDescription, MapperFds, Mapping};
-use forebay_rpc::PROTOCOL_VERSION;
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::{
     AbortRequest, AttachRequest, CommitOutcome, CommitRequest, Group, GroupBlocks, GroupKeys, Held, HintRequest,
     LookupReply, LookupRequest, OpenNamespaceRequest, OpenSessionRequest, QueueHint, RankGroup, ReleaseRequest,
     ReserveRequest, SessionEvent,
 };
+use forebay_rpc::{PROTOCOL_VERSION, words};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
@@ -624,13 +624,13 @@ impl World {
     ) -> (Vec<Leased>, Vec<(u16, Vec<Key>)>) {
         let (mut blocks, mut waiting) = (Vec::new(), Vec::new());
         for ((group, keys), answer) in keys.iter().zip(&reply.groups) {
-            let mut places = answer.slots.iter().zip(&answer.generations);
+            let mut places = words(&answer.slots).zip(words(&answer.generations));
             let mut still = Vec::new();
             for (key, state) in keys.iter().zip(&answer.states) {
                 match *state {
                     STATE_READY => {
                         let (slot, generation) = places.next().expect("a ready key has a slot");
-                        let at = (SlotId(*slot), Generation(*generation));
+                        let at = (SlotId(slot), Generation(generation));
                         let bytes = Shape::of(key.shape).bytes(*group);
                         let claim = self.truth.get().claim(at, bytes, false, Holder::Engine(number), "a lease");
                         blocks.push(Leased { key: *key, at, claim, asked, loading: 0 });

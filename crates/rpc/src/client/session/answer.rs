@@ -8,6 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::proto::{GroupAnswer, Held, LookupReply};
+use crate::words;
 
 /// Values of a key's byte in `Group::states`.
 const MISS: u8 = 0;
@@ -17,8 +18,8 @@ const PROMOTING: u8 = 2;
 /// The source of a block that no tier brought up for this hit.
 const POOL: u8 = 0;
 
-/// Slot and generation of a key that is not ready.
-const NO_SLOT: u32 = u32::MAX;
+/// Each byte of the slot and of the generation of a key that is not ready.
+const NO_SLOT: u8 = 0xFF;
 
 /// Holds the answer from the background thread, until the ticket is dropped.
 pub(super) struct Cell {
@@ -142,7 +143,7 @@ impl Answer {
         if reply.groups.len() != keys.len() {
             return None;
         }
-        let mut held = Vec::with_capacity(reply.groups.iter().map(|group| group.slots.len()).sum());
+        let mut held = Vec::with_capacity(reply.groups.iter().map(|group| group.slots.len() / 4).sum());
         let groups = reply.groups.into_iter().zip(keys).map(|(group, keys)| Group::from_reply(group, *keys, &mut held));
         let groups = groups.collect::<Option<Vec<_>>>()?;
         Some((Answer { groups, ..Answer::default() }, held))
@@ -157,29 +158,25 @@ impl Answer {
 impl Group {
     /// Adds the leased slots to `held`; `None` if the reply does not match the number of keys.
     fn from_reply(group: GroupAnswer, keys: usize, held: &mut Vec<Held>) -> Option<Group> {
-        let mut states = group.states;
+        let GroupAnswer { mut states, mut slots, mut generations, mut sources } = group;
         let ready = states.iter().filter(|state| **state == READY).count();
-        let is_parallel =
-            group.slots.len() == ready && group.generations.len() == ready && group.sources.len() <= ready;
+        let is_parallel = slots.len() == 4 * ready && generations.len() == 4 * ready && sources.len() <= ready;
         if states.len() > keys || !is_parallel {
             return None;
         }
+        let leased = words(&slots).zip(words(&generations));
+        held.extend(leased.map(|(slot, generation)| Held { slot, generation }));
         states.resize(keys, MISS);
-        let mut slots = Vec::with_capacity(keys * 4);
-        let mut generations = Vec::with_capacity(keys * 4);
-        let mut sources = Vec::with_capacity(keys);
-        let mut told = group.sources.into_iter();
-        let mut leased = group.slots.into_iter().zip(group.generations);
-        for state in &states {
-            let next = if *state == READY { leased.next() } else { None };
-            let (slot, generation) = next.unwrap_or((NO_SLOT, NO_SLOT));
-            slots.extend_from_slice(&slot.to_le_bytes());
-            generations.extend_from_slice(&generation.to_le_bytes());
-            sources.push(next.and_then(|_| told.next()).unwrap_or(POOL));
-            if next.is_some() {
-                held.push(Held { slot, generation });
-            }
+        sources.resize(ready, POOL);
+        // Nearly always the ready keys are the first ones, and their numbers stand where they belong.
+        if states[..ready].iter().any(|state| *state != READY) {
+            slots = spread::<4>(&slots, NO_SLOT, &states);
+            generations = spread::<4>(&generations, NO_SLOT, &states);
+            sources = spread::<1>(&sources, POOL, &states);
         }
+        slots.resize(4 * keys, NO_SLOT);
+        generations.resize(4 * keys, NO_SLOT);
+        sources.resize(keys, POOL);
         Some(Group { states, slots, generations, sources })
     }
 
@@ -197,13 +194,26 @@ impl Group {
     }
 }
 
+/// Entries of `N` bytes, one for each ready key, put where their keys are; `nothing` is in each byte between them.
+fn spread<const N: usize>(entries: &[u8], nothing: u8, states: &[u8]) -> Vec<u8> {
+    let mut at_keys = vec![nothing; N * states.len()];
+    let ready = at_keys.as_chunks_mut::<N>().0.iter_mut().zip(states).filter(|(_, state)| **state == READY);
+    ready.zip(entries.as_chunks::<N>().0).for_each(|((place, _), entry)| *place = *entry);
+    at_keys
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::to_words;
+
+    /// Slot and generation of a key that is not ready.
+    const NONE: u32 = u32::MAX;
 
     fn group(states: &[u8], slots: &[u32]) -> GroupAnswer {
-        let generations = slots.iter().map(|slot| slot + 100).collect();
-        GroupAnswer { states: states.to_vec(), slots: slots.to_vec(), generations, sources: Vec::new() }
+        let generations: Vec<_> = slots.iter().map(|slot| slot + 100).collect();
+        let (slots, generations) = (to_words(slots), to_words(&generations));
+        GroupAnswer { states: states.to_vec(), slots, generations, sources: Vec::new() }
     }
 
     fn answer(states: &[u8], slots: &[u32], keys: usize) -> Answer {
@@ -216,9 +226,19 @@ mod tests {
         let mut held = Vec::new();
         let answer = Group::from_reply(group(&[1, 2, 0, 1], &[7, 9]), 5, &mut held).unwrap();
         assert_eq!(answer.states, [1, 2, 0, 1, 0]);
-        let slots: Vec<_> = answer.slots.chunks(4).map(|slot| u32::from_le_bytes(slot.try_into().unwrap())).collect();
-        assert_eq!(slots, [7, NO_SLOT, NO_SLOT, 9, NO_SLOT]);
+        assert!(words(&answer.slots).eq([7, NONE, NONE, 9, NONE]));
+        assert!(words(&answer.generations).eq([107, NONE, NONE, 109, NONE]));
         assert_eq!(held, [Held { slot: 7, generation: 107 }, Held { slot: 9, generation: 109 }]);
+    }
+
+    #[test]
+    fn ready_keys_at_the_head_keep_their_order() {
+        let mut held = Vec::new();
+        let answer = Group::from_reply(group(&[1, 1, 2], &[7, 9]), 5, &mut held).unwrap();
+        assert!(words(&answer.slots).eq([7, 9, NONE, NONE, NONE]));
+        assert!(words(&answer.generations).eq([107, 109, NONE, NONE, NONE]));
+        assert_eq!((answer.states, answer.sources), (vec![1, 1, 2, 0, 0], vec![0; 5]));
+        assert_eq!(held.len(), 2);
     }
 
     #[test]
@@ -244,17 +264,15 @@ mod tests {
         cell.update(&answer(&[1], &[8], 1));
         let state = cell.state();
         let group = &state.answer.as_ref().unwrap().groups[0];
-        let slots = |bytes: &[u8]| -> Vec<u32> {
-            bytes.chunks(4).map(|slot| u32::from_le_bytes(slot.try_into().unwrap())).collect()
-        };
         assert_eq!(group.states, [1, 1, 0, 1, 0]);
-        assert_eq!(slots(&group.slots), [7, 9, NO_SLOT, 8, NO_SLOT]);
-        assert_eq!(slots(&group.generations), [107, 109, NO_SLOT, 108, NO_SLOT]);
+        assert!(words(&group.slots).eq([7, 9, NONE, 8, NONE]));
+        assert!(words(&group.generations).eq([107, 109, NONE, 108, NONE]));
     }
 
     #[test]
     fn replies_that_do_not_fit_the_question_are_refused() {
-        let bad = [group(&[1, 1], &[7]), group(&[0], &[7]), group(&[0, 0, 0], &[])];
+        let torn = GroupAnswer { slots: vec![7, 0, 0], ..group(&[1], &[7]) };
+        let bad = [group(&[1, 1], &[7]), group(&[0], &[7]), group(&[0, 0, 0], &[]), torn];
         for group in bad {
             assert!(Group::from_reply(group.clone(), 2, &mut Vec::new()).is_none(), "{group:?}");
         }
