@@ -128,6 +128,22 @@ fn a_directory_that_becomes_read_only_says_so_and_is_still_read() {
     rig.is_over();
 }
 
+/// As when a host starts before somebody has mended a mount.
+#[test]
+fn a_directory_that_is_read_only_at_the_start_says_so_and_is_written_later() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let Some(volume) = volume::Volume::of_bytes(home, 64 << 20) else { return };
+    let arguments = ["--tier.fs.directories", volume.path().to_str().expect("a path in UTF-8")];
+    drop(Rig::start("fs", &arguments, 50));
+    mount_remount(volume.path(), MountFlags::RDONLY, "").expect("it becomes read-only");
+    let mut rig = Rig::start("fs", &arguments, 0);
+    assert!(rig.told().contains("Read-only file system"), "{}", rig.told());
+    assert_eq!(rig.can_be_used(), [true, false]);
+    is_served(&rig.client, &rig.worker, rig.namespace, 0..50);
+    mount_remount(volume.path(), MountFlags::empty(), "").expect("it can be written");
+    rig.is_over();
+}
+
 #[test]
 fn a_directory_on_a_volume_that_others_fill_says_so() {
     let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");

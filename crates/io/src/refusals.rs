@@ -19,6 +19,11 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
+    /// As the store was found when it was opened. `why` is what it said when it refused to write, and was logged.
+    pub fn found(why: Option<String>) -> Refusals {
+        Refusals { has_warned: why.is_some(), why, ..Refusals::default() }
+    }
+
     /// The store refused to write.
     pub fn refused(&mut self, now: Instant) {
         self.in_a_row = self.in_a_row.saturating_add(1);

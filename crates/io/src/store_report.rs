@@ -46,6 +46,9 @@ macro_rules! events {
     ($counters:expr, $($name:ident),+ $(,)?) => { vec![$((stringify!($name), $counters.$name)),+] };
 }
 
+/// The trouble of a store that is not to be written.
+const READ_ONLY: &str = "configured as read-only";
+
 impl StoreReport {
     /// Whether blocks are loaded from it.
     pub fn can_load(&self) -> bool {
@@ -126,8 +129,9 @@ impl StoreReport {
         );
         let hangs = || format!("{} of {} threads hang", root.hanging_threads, root.threads);
         let is_open = root.missing.is_none();
-        let is_read_only = root.read_only.is_some();
-        let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.missing.or(root.read_only) };
+        let is_read_only = root.is_read_only;
+        let configured = || is_read_only.then(|| READ_ONLY.to_string());
+        let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.missing.or_else(configured) };
         StoreReport {
             refuses_writes: root.refuses_writes,
             is_read_only,
@@ -153,7 +157,7 @@ impl StoreReport {
             given_up,
         );
         let is_read_only = report.read_only;
-        let trouble = is_read_only.then(|| "configured as read-only".to_string());
+        let trouble = is_read_only.then(|| READ_ONLY.to_string());
         StoreReport { is_read_only, ..StoreReport::new(report.name, report.health, trouble, events) }
     }
 }

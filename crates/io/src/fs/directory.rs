@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicU64};
 use std::time::Duration;
 
@@ -38,15 +39,15 @@ pub(super) struct Directory {
     pub path: PathBuf,
     pub id: u128,
     pub is_sharded: bool,
-    /// Why nothing is written here; none if the directory is writable.
-    pub read_only: Option<String>,
+    /// Whether the configuration says that nothing is written here.
+    pub is_read_only: bool,
     pub grants: Grants,
     pub fsync: Fsync,
     pub sealing: Sealing,
     /// Loads that read an object damaged, and differently the second time.
     pub misreads: AtomicU64,
     /// The error of the last refused store, as the system numbers it; 0 if the directory's capacity was spent.
-    pub last_refusal: AtomicI32,
+    last_refusal: AtomicI32,
     /// This host and process.
     pub writer: String,
     pub ground: Option<Ground>,
@@ -107,7 +108,7 @@ impl Directory {
             None => directory.is_for_us()?,
         }
         let shown = path.display();
-        if directory.read_only.is_some() {
+        if directory.is_read_only {
             return Ok(format!("`{shown}` is there, and is only read"));
         }
         let may_write =
@@ -140,7 +141,7 @@ impl Directory {
             path: path.to_owned(),
             id: 0,
             is_sharded: config.is_sharded,
-            read_only: config.read_only.then(|| "by configuration".to_owned()),
+            is_read_only: config.read_only,
             grants: Grants::new(path.to_owned(), config.capacity_bytes, config.grant_age),
             fsync: config.fsync,
             sealing: config.sealing.clone(),
@@ -266,7 +267,7 @@ impl Directory {
     /// An error if the directory, which has no marker, cannot become one of ours.
     fn is_for_us(&self) -> Result<()> {
         let path = self.path.display();
-        if self.read_only.is_some() {
+        if self.is_read_only {
             return Err(Error::new(ErrorKind::NotFound, "the directory is not initialised, and is read-only")
                 .with("path", path)
                 .hint("start a host that may write there first, or name another directory"));
@@ -302,13 +303,19 @@ impl Directory {
     /// Tests whether the directory can be written and has links, and direct I/O if that is wanted.
     fn try_out(&mut self) -> Result<()> {
         let probe = format!("{}-probe", layout::temporary(&self.writer));
-        if self.read_only.is_none() {
+        if !self.is_read_only {
             match self.publish(&probe, b"probe") {
                 Ok(_) => drop(self.own_folder().and_then(|folder| folder.remove(&probe))),
+                // It is tried again with each store: a mount may become writable.
                 Err(error @ (Errno::ROFS | Errno::ACCESS | Errno::PERM)) => {
-                    let why = io::Error::from(error).to_string();
-                    tracing::warn!(path = %self.path.display(), %why, "cannot write to the shared directory; it is used read-only");
-                    self.read_only = Some(why);
+                    let why = io::Error::from(error);
+                    tracing::warn!(
+                        path = %self.path.display(),
+                        %why,
+                        hint = "let the daemon write there, or set `tier.fs.read_only`",
+                        "cannot write to the shared directory; what it holds is still read"
+                    );
+                    self.note_refusal(Some(error));
                 }
                 // A full directory is written again when there is space.
                 Err(Errno::NOSPC | Errno::DQUOT) => {}
@@ -324,6 +331,17 @@ impl Directory {
             Err(error) => Err(self.failed("cannot open the directory's marker file", error.into())),
             Ok(_) => Ok(()),
         }
+    }
+
+    /// Why the last store was refused; none if the directory's capacity was spent.
+    pub fn last_refusal(&self) -> Option<Errno> {
+        let number = self.last_refusal.load(Relaxed);
+        (number != 0).then(|| Errno::from_raw_os_error(number))
+    }
+
+    /// None if the directory's capacity is spent.
+    pub fn note_refusal(&self, error: Option<Errno>) {
+        self.last_refusal.store(error.map_or(0, Errno::raw_os_error), Relaxed);
     }
 
     fn failed(&self, what: &str, error: io::Error) -> Error {

@@ -2,7 +2,8 @@
 //!
 //! Invariants: a lease gets its name by link, so one host gets it. An old lease is taken away by rename, so one host
 //! takes it. A host that took away a fresh lease, because it looked too early, puts it back. For that moment there
-//! may be two sweepers: they do no harm, they only do work twice. Ages are measured by the filesystem's own clock.
+//! may be two sweepers: they do no harm, they only do work twice. Ages are measured by the filesystem's own clock. If
+//! that clock was set back, a lease may lie in the future: it is old as well, since its holder would have renewed it.
 
 use std::fs::{self, File};
 use std::time::Duration;
@@ -79,7 +80,7 @@ impl Lease {
         let expires = text.lines().find_map(|line| line.strip_prefix("expires_ms ")?.parse().ok());
         let duration = expires.map_or(self.duration, Duration::from_millis);
         let touched = touched_at(&rustix::fs::fstat(&file)?);
-        if now(directory)?.saturating_sub(touched) <= duration {
+        if now(directory)?.abs_diff(touched) <= duration {
             return Ok(false);
         }
         let (folder, away) = (directory.own_folder()?, layout::temporary(&directory.writer));

@@ -65,9 +65,9 @@ fn empty(directory: &Directory, purging: &Purging) -> Result<()> {
         };
         Error::new(kind_of(error), "cannot write to the directory").source(io::Error::from(error)).hint(hint)
     };
-    if let Some(why) = &directory.read_only {
-        let error = Error::new(ErrorKind::Unsupported, "the directory is used read-only").with("why", why);
-        return Err(error.hint("purge on a host that may write to the directory"));
+    if directory.is_read_only {
+        return Err(Error::new(ErrorKind::Unsupported, "the directory is configured as read-only")
+            .hint("purge on a host that may write to the directory"));
     }
     let begun = Instant::now();
     // The time comes from a file in the directory's own folder. If the mount is gone, there is no such file.

@@ -150,7 +150,7 @@ fn judge(
 }
 
 fn note_use(directory: &Directory, file: &File, about: &Stat) {
-    if directory.read_only.is_none() && !is_fresh(about, NOTE_USE_EVERY) {
+    if !directory.is_read_only && !is_fresh(about, NOTE_USE_EVERY) {
         // As above.
         let _ = touch(file);
     }
@@ -171,7 +171,7 @@ fn discard(directory: &Directory, path: &Path, file: &File, op: &Operation) {
     let (Ok(seen), Ok(now)) = (fstat(file), folder.about(name)) else { return };
     let is_file = FileType::from_raw_mode(seen.st_mode) == FileType::RegularFile;
     let count = directory.grants.count();
-    if directory.read_only.is_none() && is_file && is_same(&seen, &now) && folder.remove(name).is_ok() {
+    if !directory.is_read_only && is_file && is_same(&seen, &now) && folder.remove(name).is_ok() {
         directory.grants.removed(seen.st_size as u64, count);
     }
 }

@@ -61,9 +61,10 @@ pub struct RootReport {
     pub health: Health,
     /// Why the directory is not open; none if it is.
     pub missing: Option<String>,
-    /// Why nothing is written; none if the directory is writable.
-    pub read_only: Option<String>,
-    /// Why the directory has refused all recent stores; none while it takes them.
+    /// Whether the configuration says that nothing is written.
+    pub is_read_only: bool,
+    /// Why the directory has refused all recent stores, or could not be written when it was opened; none while it takes
+    /// them.
     pub refuses_writes: Option<String>,
     /// An upper bound, as this host last saw it; none before it saw one.
     pub used_bytes: Option<u64>,
@@ -98,7 +99,7 @@ impl RootReport {
             id: 0,
             health,
             missing: Some(why),
-            read_only: None,
+            is_read_only: false,
             refuses_writes: None,
             used_bytes: None,
             capacity_bytes: None,

@@ -59,6 +59,7 @@ impl Root {
         sweeper: SweeperHandle,
         config: &FsConfig,
     ) -> Root {
+        let refusals = Refusals::found(directory.last_refusal().map(said));
         Root {
             directory,
             completions: Vec::new(),
@@ -73,7 +74,7 @@ impl Root {
             max_block_bytes: config.max_block_bytes,
             queue_limits: [config.queued_loads, config.queued_finds, config.queued_stores],
             counters: Counters::default(),
-            refusals: Refusals::default(),
+            refusals,
         }
     }
 
@@ -141,7 +142,7 @@ impl Root {
             self.io_threads.forget_given_up();
         }
         // Room may have been made since the last store: the next one shows.
-        if !matches!(self.last_refusal(), None | Some(Errno::NOSPC | Errno::DQUOT)) {
+        if !matches!(self.directory.last_refusal(), None | Some(Errno::NOSPC | Errno::DQUOT)) {
             self.judge_refusals(now);
         }
     }
@@ -226,7 +227,7 @@ impl Root {
             id: self.directory.id,
             health: self.health(),
             missing: None,
-            read_only: self.directory.read_only.clone(),
+            is_read_only: self.directory.is_read_only,
             refuses_writes: self.refusals.told(),
             used_bytes: self.directory.grants.last_used_bytes(),
             capacity_bytes: self.directory.grants.capacity_bytes(),
@@ -246,7 +247,7 @@ impl Root {
     /// Why an operation is refused at once.
     fn refusal(&self, op: &Operation) -> Option<ErrorKind> {
         let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove { .. } | OpKind::Touch { .. });
-        if is_change && self.directory.read_only.is_some() {
+        if is_change && self.directory.is_read_only {
             return Some(ErrorKind::Unsupported);
         }
         let is_transfer = matches!(op.kind, OpKind::Store | OpKind::Load { .. });
@@ -268,7 +269,7 @@ impl Root {
     fn complete(&mut self, id: OpId, outcome: Outcome, was_there: bool) {
         let Some(flight) = self.flights.remove(&id) else { return };
         self.count(&flight, outcome, was_there);
-        if flight.kind == OpKind::Store && self.directory.read_only.is_none() {
+        if flight.kind == OpKind::Store && !self.directory.is_read_only {
             self.heard_of_store(outcome, was_there);
         }
         if outcome == Outcome::Failed(ErrorKind::Full) {
@@ -290,16 +291,9 @@ impl Root {
     }
 
     fn judge_refusals(&mut self, now: Instant) {
-        let error = self.last_refusal();
-        let why =
-            || error.map_or_else(|| "its capacity is used".to_string(), |error| io::Error::from(error).to_string());
+        let error = self.directory.last_refusal();
+        let why = || error.map_or_else(|| "its capacity is used".to_string(), said);
         self.refusals.judge(&self.directory.path.to_string_lossy(), now, why);
-    }
-
-    /// None if the directory's capacity was spent.
-    fn last_refusal(&self) -> Option<Errno> {
-        let number = self.directory.last_refusal.load(Relaxed);
-        (number != 0).then(|| Errno::from_raw_os_error(number))
     }
 
     fn count(&mut self, flight: &Flight, outcome: Outcome, was_there: bool) {
@@ -326,4 +320,9 @@ impl Root {
             (_, Outcome::Found(_) | Outcome::Absent | Outcome::Failed(_)) => {}
         }
     }
+}
+
+/// What the system said of a refusal.
+fn said(error: Errno) -> String {
+    io::Error::from(error).to_string()
 }

@@ -174,7 +174,7 @@ impl Sweeper {
             }
             self.last_look = Instant::now();
         }
-        if self.directory.read_only.is_some() {
+        if self.directory.is_read_only {
             return Some(LOOK_EVERY);
         }
         Some(self.step())
@@ -340,7 +340,7 @@ impl Sweeper {
     }
 
     fn end(&mut self) {
-        if self.directory.read_only.is_some() || self.sweeps.loss.get().is_some() {
+        if self.directory.is_read_only || self.sweeps.loss.get().is_some() {
             self.sweeps.is_sweeper.store(false, Relaxed);
             return;
         }

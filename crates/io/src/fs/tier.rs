@@ -232,7 +232,7 @@ impl Tier for Fs {
 
     fn capabilities(&self) -> Capabilities {
         let may_write = !self.missing.is_empty() && !self.config.read_only;
-        let can_write = may_write || self.roots.iter().any(|root| root.directory.read_only.is_none());
+        let can_write = may_write || self.roots.iter().any(|root| !root.directory.is_read_only);
         Capabilities {
             can_store: can_write,
             can_remove: can_write,

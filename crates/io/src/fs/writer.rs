@@ -8,7 +8,6 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Location, Operation, Outcome};
@@ -42,7 +41,7 @@ enum Written {
 
 /// See the module documentation. The flag beside the outcome is true if the object was already there.
 pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, guard: &SlotGuard) -> (Outcome, bool) {
-    let (Some((slot, _)), None) = (op.slot, &directory.read_only) else {
+    let Some((slot, _)) = op.slot.filter(|_| !directory.is_read_only) else {
         return (Outcome::Failed(ErrorKind::Unsupported), false);
     };
     let path = layout::object(&op.key, directory.is_sharded);
@@ -55,19 +54,21 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
         note_use(&root, &path);
         return (stored, true);
     }
-    match guard.use_slot(|| buffer.fill(&directory.sealing, op, slot)) {
-        None => return (Outcome::Failed(ErrorKind::Timeout), false),
-        Some(false) => return (Outcome::Failed(ErrorKind::Corrupt), false),
-        Some(true) => {}
-    }
     let spent = match directory.grants.spend(file_bytes(op.length_bytes), clock()) {
         Ok(Some(spent)) => spent,
         Ok(None) => {
-            directory.last_refusal.store(0, Relaxed);
+            directory.note_refusal(None);
             return (Outcome::Failed(ErrorKind::Full), false);
         }
         Err(error) => return (refused(directory, error), false),
     };
+    // Only now, so that a directory that refuses every store costs no copies.
+    let filled = guard.use_slot(|| buffer.fill(&directory.sealing, op, slot));
+    if filled != Some(true) {
+        directory.grants.refund(spent);
+        let kind = if filled.is_none() { ErrorKind::Timeout } else { ErrorKind::Corrupt };
+        return (Outcome::Failed(kind), false);
+    }
     let count = directory.grants.count();
     let written = write(directory, &root, buffer, op, &path);
     if matches!(written, Ok(Written::WasThere) | Err(_)) {
@@ -92,13 +93,13 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
 }
 
 fn refused(directory: &Directory, error: Errno) -> Outcome {
-    directory.last_refusal.store(error.raw_os_error(), Relaxed);
+    directory.note_refusal(Some(error));
     Outcome::Failed(kind_of(error))
 }
 
 /// Removes the object.
 pub(super) fn remove(directory: &Directory, op: &Operation) -> Outcome {
-    if directory.read_only.is_some() {
+    if directory.is_read_only {
         return Outcome::Failed(ErrorKind::Unsupported);
     }
     let path = layout::object(&op.key, directory.is_sharded);

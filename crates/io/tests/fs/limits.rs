@@ -75,7 +75,7 @@ fn chmod(path: &Path, mode: u32) {
 }
 
 #[test]
-fn a_directory_that_cannot_be_written_is_read_and_says_why() {
+fn a_directory_that_cannot_be_written_is_read_and_says_why_until_it_can() {
     give_up_privileges();
     let home = home();
     let mut host = Host::open(&config(home.path()));
@@ -84,10 +84,13 @@ fn a_directory_that_cannot_be_written_is_read_and_says_why() {
     let own = home.path().join(".forebay");
     chmod(&own, 0o555);
     let mut host = Host::open(&config(home.path()));
-    let why = host.fs.report().roots[0].read_only.clone().expect("it is read-only");
-    assert!(why.contains("ermission"), "{why}");
-    reads_only(&mut host, home.path());
+    let why = |host: &Host| host.fs.report().roots[0].refuses_writes.clone();
+    assert!(why(&host).expect("it cannot be written").contains("ermission"));
+    assert_eq!(host.store(2, LENGTH), Outcome::Failed(ErrorKind::Unsupported));
+    host.verify(1, LENGTH);
     chmod(&own, 0o755);
+    host.is_stored(2, LENGTH);
+    assert_eq!(why(&host), None);
 }
 
 #[test]
@@ -151,7 +154,7 @@ fn another_user_finds_loads_stores_removes_and_sweeps_where_the_directory_lets_i
         rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534)).unwrap();
     }
     let mut other = Host::open(&config(home.path()));
-    assert_eq!(other.fs.report().roots[0].read_only, None);
+    assert_eq!(other.fs.report().roots[0].refuses_writes, None);
     (1..5).for_each(|number| other.verify(number, LENGTH));
     (3..9).for_each(|number| other.is_stored(number, LENGTH));
     let remove = other.op(REMOVE, 2, 0);

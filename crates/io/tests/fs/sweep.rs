@@ -313,6 +313,18 @@ fn a_host_that_keeps_the_lock_of_the_figures_holds_no_thread_of_another() {
     host.is_stored(1, LENGTH);
 }
 
+/// As after a file server whose clock was ahead, and was set right while the holder was gone.
+#[test]
+fn a_lease_from_the_future_is_taken_like_an_old_one() {
+    let home = home();
+    drop(Host::open(&bounded(home.path())));
+    let lease = home.path().join(".forebay/sweeper");
+    fs::write(&lease, "forebay sweeper 1\nholder nobody\nboot 0\nlease 0\nexpires_ms 400\n").unwrap();
+    File::open(&lease).unwrap().set_modified(SystemTime::now() + Duration::from_secs(3_600)).unwrap();
+    let mut host = Host::open(&bounded(home.path()));
+    host.until("it sweeps", |host| host.fs.report().roots[0].is_sweeper);
+}
+
 /// Two that both believe to be the one: the second takes the lease file away by force, again and again.
 #[test]
 fn two_sweepers_at_a_time_do_no_harm() {
