@@ -92,7 +92,7 @@ fn bench(
 
 fn operation(id: u64, kind: OpKind, length_bytes: u64, checksum: u64) -> Operation {
     // A load's id follows those of the stores: both count the same blocks.
-    Operation { id: OpId(id), kind, key: key(0), slot: None, length_bytes, checksum }
+    Operation { id: OpId(id), kind, key: key(0), slot: None, length_bytes, checksum, lineage: None }
 }
 
 fn key(number: u64) -> BlockKey {

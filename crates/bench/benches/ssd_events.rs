@@ -128,7 +128,15 @@ impl Bench {
                 self.next_id += 1;
                 slots.insert(id, slot);
                 let at = Some((SlotId(slot), Generation(1)));
-                waiting.push_back(Operation { id, kind, key, slot: at, length_bytes: BLOCK_BYTES, checksum: self.sum });
+                waiting.push_back(Operation {
+                    id,
+                    kind,
+                    key,
+                    slot: at,
+                    length_bytes: BLOCK_BYTES,
+                    checksum: self.sum,
+                    lineage: None,
+                });
             }
             let batch = waiting.make_contiguous();
             let taken = timed(&mut submits, || self.ssd.submit(batch));

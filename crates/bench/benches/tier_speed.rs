@@ -151,7 +151,15 @@ fn rules() -> f64 {
             let n = turn * BATCH as u64 + at as u64;
             // Half of them have a deadline.
             let kind = if n.is_multiple_of(2) { OpKind::Load { at: Location(0, 0) } } else { OpKind::Store };
-            Operation { id: OpId(n), kind, key: key(n), slot: None, length_bytes: SLOT_BYTES, checksum: 0 }
+            Operation {
+                id: OpId(n),
+                kind,
+                key: key(n),
+                slot: None,
+                length_bytes: SLOT_BYTES,
+                checksum: 0,
+                lineage: None,
+            }
         });
         assert_eq!(tier.submit(&batch), BATCH);
     }

@@ -4,6 +4,7 @@
 
 use crate::key::{BlockId, Generation, NamespaceIndex, SlotId};
 use crate::stats::{Finder, Stats};
+use crate::tier::Position;
 use crate::tiers::TierId;
 
 /// What the outside has to do, in this order.
@@ -100,6 +101,8 @@ pub enum Effect {
         slot: SlotId,
         /// The slot's generation.
         generation: Generation,
+        /// Of the block before it in its prompt, if there is one and it is known.
+        parent: Option<Position>,
     },
     /// Tell the tier that the block was used, and call [`crate::Core::touched`] with what the tier says of it.
     Touch {

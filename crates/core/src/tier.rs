@@ -6,6 +6,8 @@
 //! of a load are not touched after its completion; `cancel` is advisory, and the completion still comes; if a load's
 //! bytes do not match their checksum, the load fails as corrupt.
 
+use std::num::NonZeroU64;
+
 use crate::error::ErrorKind;
 use crate::key::{BlockKey, Generation, SlotId};
 
@@ -16,6 +18,27 @@ pub struct OpId(pub u64);
 /// Where a tier keeps a block, in words of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Location(pub u64, pub u64);
+
+/// A position in prompts: all tokens up to the last one of a block. Blocks of several groups that end there have the
+/// same one. It is a digest, which means something as long as the process lives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Position(NonZeroU64);
+
+impl Position {
+    /// Two digests that differ in the lowest bit alone are one position.
+    pub fn new(digest: u64) -> Position {
+        Position(NonZeroU64::MIN | digest)
+    }
+}
+
+/// Where a block stands in its prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lineage {
+    /// The block's own position.
+    pub own: Position,
+    /// That of the block before it; `None` at the start of a prompt, or if it is not known.
+    pub parent: Option<Position>,
+}
 
 /// What a tier is asked to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +79,9 @@ pub struct Operation {
     pub length_bytes: u64,
     /// Checksum of what a `Store` writes; 0 for all others.
     pub checksum: u64,
+    /// Of a `Store`, where the block stands in its prompt, for tiers that keep neighbours together; `None` if that is
+    /// not known.
+    pub lineage: Option<Lineage>,
 }
 
 /// How an operation ended.

@@ -210,7 +210,7 @@ impl World {
         self.next += 1;
         self.under_way.insert(id, under);
         let (key, length_bytes) = (core.block_key(block), core.block_length_bytes(block));
-        self.pending.push_back(Operation { id, kind, key, slot: Some(at), length_bytes, checksum: 0 });
+        self.pending.push_back(Operation { id, kind, key, slot: Some(at), length_bytes, checksum: 0, lineage: None });
     }
 
     fn finish(&mut self) {

@@ -527,6 +527,54 @@ fn stored() -> Outcome {
     Outcome::Stored(Location(0, 0))
 }
 
+/// A tier of several disks keeps neighbours together.
+#[test]
+fn a_store_says_behind_which_block_of_its_prompt_it_comes() {
+    for limits in [all(), Limits::default()] {
+        let is_all = limits.admission == Admission::All;
+        let (mut rig, ns) = rig(4, limits);
+        let parents = |rig: &mut Rig| {
+            let of = |effect: Effect| match effect {
+                Effect::WriteBack { block, parent, .. } => Some((block, parent)),
+                _ => None,
+            };
+            let mut all = Vec::new();
+            loop {
+                let began: Vec<_> = rig.effects().into_iter().filter_map(of).collect();
+                if began.is_empty() {
+                    return all;
+                }
+                for (block, parent) in began {
+                    all.push((rig.core.position(block), parent));
+                    assert!(rig.core.written_back(TIER, block, stored()));
+                }
+            }
+        };
+        rig.store(ns, None, &[1, 2, 3]);
+        // Another prompt, whose blocks come in between.
+        rig.store(ns, None, &[10, 11]);
+        rig.store(ns, Some(3), &[4]);
+        let mut began = parents(&mut rig);
+        assert_eq!(began.len(), if is_all { 6 } else { 0 });
+        if !is_all {
+            // Written when they are looked up, in pieces.
+            let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
+            rig.look_on(&mut lookup, 0, 0, &[1, 2]);
+            let packed: Vec<u8> = [3u64, 4].iter().flat_map(|key| key.to_le_bytes()).collect();
+            rig.core.look(&mut lookup, 0, &packed, 8, &mut Default::default());
+            rig.core.finish_lookup(lookup);
+            rig.look(Some(ENGINE), ns, 0, &[10, 11]);
+            began = parents(&mut rig);
+            began.swap(3, 5);
+            began.swap(3, 4);
+        }
+        let own: Vec<_> = began.iter().map(|(own, _)| Some(*own)).collect();
+        let behind: Vec<_> = began.iter().map(|(_, parent)| *parent).collect();
+        assert_eq!(behind, [None, own[0], own[1], None, own[3], own[2]]);
+        assert!((1..6).all(|at| !own[..at].contains(&own[at])), "{own:?}");
+    }
+}
+
 /// The last block of a document that bypasses the pool is being compared when its turn comes to be written.
 #[test]
 fn a_block_that_was_not_ready_when_its_store_was_due_bypasses_the_pool_like_the_others() {

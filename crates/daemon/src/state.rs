@@ -13,6 +13,7 @@ use forebay_core::namespace::Descriptor;
 use forebay_core::purge::Purged;
 use forebay_core::report::ClassReport;
 use forebay_core::stats::Finder;
+use forebay_core::tier::Lineage;
 use forebay_core::{BlockId, Core, Effect, Error, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId};
 use forebay_insight::curve::Rules;
 use forebay_io::Seldom;
@@ -251,8 +252,9 @@ impl State {
                 Effect::Promote { tier, block, slot, generation } => {
                     self.tiers.of(tier).load(&self.core, block, slot, generation);
                 }
-                Effect::WriteBack { tier, block, slot, generation } => {
-                    self.tiers.of(tier).store(&self.core, pool, block, slot, generation);
+                Effect::WriteBack { tier, block, slot, generation, parent } => {
+                    let lineage = Lineage { own: self.core.position(block), parent };
+                    self.tiers.of(tier).store(&self.core, pool, block, (slot, generation), lineage);
                 }
                 Effect::Touch { tier, age, block, generation } => {
                     self.tiers.of(tier).touch(&self.core, block, generation, age);

@@ -248,6 +248,7 @@ impl Open {
             slot: None,
             length_bytes: 0,
             checksum: 0,
+            lineage: None,
         };
         if let Some(buffer) = &item.buffer {
             let slot = self.free.pop().expect("looked for before");

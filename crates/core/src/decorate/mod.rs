@@ -98,7 +98,7 @@ pub(crate) mod testing {
 
     pub fn op(id: u64, kind: OpKind) -> Operation {
         let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: BlockHash::new(&id.to_le_bytes()).unwrap() };
-        Operation { id: OpId(id), kind, key, slot: None, length_bytes: 4096, checksum: 0 }
+        Operation { id: OpId(id), kind, key, slot: None, length_bytes: 4096, checksum: 0, lineage: None }
     }
 
     pub const LOAD: OpKind = OpKind::Load { at: Location(0, 0) };

@@ -142,7 +142,7 @@ impl Core {
         lookup.cursor = Some(Cursor { position: end, ..cursor });
         lookup.lacks_room |= allowance.lacks_room;
         if self.uses_tiers(lookup.namespace) {
-            lookup.is_writing = lookup.is_writing && self.consider_hits(&lookup.found[found..]);
+            lookup.is_writing = lookup.is_writing && self.consider_hits(&lookup.found, found);
         }
         let hits = (lookup.found.len() - found) as u64;
         lookup.counts.hits += hits;

@@ -10,7 +10,7 @@ use crate::journal::Effect;
 use crate::key::{BlockId, BlockKey, Fingerprint, Generation, NamespaceId, NamespaceIndex, TierId};
 use crate::layout::GroupLayout;
 use crate::slots::Block;
-use crate::tier::Location;
+use crate::tier::{Location, Position};
 use crate::tiers::{Limits, TierLocation, TierReport};
 
 impl Core {
@@ -77,6 +77,12 @@ impl Core {
     pub fn block_key(&self, block: BlockId) -> BlockKey {
         let Block { namespace, group, hash, .. } = self.slots[block];
         BlockKey { namespace: self.cache.namespace(namespace).id, group, hash }
+    }
+
+    /// The block's position in its prompt.
+    pub fn position(&self, block: BlockId) -> Position {
+        let Block { namespace, hash, .. } = &self.slots[block];
+        self.tiers.position(self.cache.namespace(*namespace).id, hash)
     }
 
     /// Whether the block is still in the index, ready or being compared, in a slot of this generation.

@@ -14,15 +14,15 @@ use crate::layout::Attention;
 use crate::slots::{Block, State};
 use crate::stats::Finder;
 use crate::tier::Outcome;
-use crate::tiers::{Admission, TierLocation};
+use crate::tiers::{Admission, Queued, TierLocation};
 
 impl Core {
-    /// These blocks were hit, in prefix order. False if a queue took not all of them.
-    pub(crate) fn consider_hits(&mut self, found: &[BlockId]) -> bool {
+    /// The blocks from `from` on were hit, in prefix order. False if a queue took not all of them.
+    pub(crate) fn consider_hits(&mut self, found: &[BlockId], from: usize) -> bool {
         let mut is_all = true;
         for tier in self.tiers.writable() {
-            is_all &= found.iter().all(|block| self.queue_write_back(tier, *block));
-            self.touch_marked(tier, found);
+            is_all &= (from..found.len()).all(|at| self.queue_hit(tier, &found[..=at]));
+            self.touch_marked(tier, &found[from..]);
         }
         self.start_write_backs();
         is_all
@@ -99,13 +99,13 @@ impl Core {
     /// Starts as many of the waiting stores as the limits allow.
     pub(crate) fn start_write_backs(&mut self) {
         for tier in self.tiers.writable() {
-            while let Some((block, generation)) = self.tiers.take_queued(tier) {
-                self.start_write_back(tier, block, generation);
+            while let Some(queued) = self.tiers.take_queued(tier) {
+                self.start_write_back(tier, queued);
             }
         }
     }
 
-    fn start_write_back(&mut self, tier: TierId, block: BlockId, generation: Generation) {
+    fn start_write_back(&mut self, tier: TierId, Queued { block, generation, parent }: Queued) {
         let Block { state, generation: own, slot, .. } = self.slots[block];
         let is_same = own == generation;
         if !is_same || state != State::Ready || !self.is_current(block) {
@@ -119,7 +119,7 @@ impl Core {
         let bytes = self.slots.slot_bytes(block);
         self.pin(block, None);
         self.tiers.begin_write_back(tier, bytes);
-        self.journal.push(Effect::WriteBack { tier, block, slot, generation });
+        self.journal.push(Effect::WriteBack { tier, block, slot, generation, parent });
     }
 
     /// The tier has written the block that had this generation, or gave up on it.
@@ -133,20 +133,33 @@ impl Core {
     fn offer(&mut self, tier: TierId, block: BlockId, predecessor: Option<BlockHash>, is_returning: bool) {
         let is_admitted = is_returning || self.tiers.limits(tier).admission == Admission::All;
         if is_admitted && self.is_reachable(tier, block, predecessor) {
-            self.queue_write_back(tier, block);
+            self.queue_write_back(tier, block, predecessor);
         }
     }
 
-    /// Whether the block is on the tier, or will be. False if there is no room in the queue.
-    fn queue_write_back(&mut self, tier: TierId, block: BlockId) -> bool {
-        let Block { tiers, generation, .. } = self.slots[block];
+    /// Queues the last of these hits, behind the one before it if that is of the same group.
+    fn queue_hit(&mut self, tier: TierId, found: &[BlockId]) -> bool {
+        let [before @ .., block] = found else { return true };
+        let Block { tiers, group, .. } = self.slots[*block];
         if tiers & tier.bit() != 0 {
             return true;
         }
+        let predecessor = before.last().map(|before| &self.slots[*before]).filter(|before| before.group == group);
+        self.queue_write_back(tier, *block, predecessor.map(|before| before.hash))
+    }
+
+    /// Whether the block is on the tier, or will be. False if there is no room in the queue.
+    fn queue_write_back(&mut self, tier: TierId, block: BlockId, predecessor: Option<BlockHash>) -> bool {
+        let Block { tiers, generation, namespace, .. } = self.slots[block];
+        if tiers & tier.bit() != 0 {
+            return true;
+        }
+        let id = self.cache.namespace(namespace).id;
+        let parent = predecessor.map(|hash| self.tiers.position(id, &hash));
         let is_there = self.tiers.location(self.tier_key_of(block)).is_some_and(|(location, _)| location.tier == tier);
         if is_there {
             self.tiers.confirm(tier, block);
-        } else if !self.tiers.enqueue(tier, block, generation) {
+        } else if !self.tiers.enqueue(tier, Queued { block, generation, parent }) {
             return false;
         }
         self.slots.add_tier(block, tier.bit());

@@ -17,9 +17,10 @@ mod presence;
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::key::{BlockId, BlockKey, Fingerprint, Generation, Instance, NamespaceId};
+use crate::key::{BlockHash, BlockId, BlockKey, Fingerprint, Generation, Instance, NamespaceId};
 use crate::policy::Backing;
 use crate::slots::Block;
+use crate::tier::Position;
 
 pub use crate::key::TierId;
 pub(crate) use locations::LoadHealth;
@@ -173,10 +174,27 @@ struct Tier {
     /// Of these, those that nobody asked for yet.
     prefetch: Amount,
     late: Amount,
-    queue: VecDeque<(BlockId, Generation)>,
+    queue: VecDeque<Queued>,
     storing: Amount,
     stats: TierStats,
     marks: Option<Marks>,
+}
+
+/// A block that waits to be written.
+#[derive(Clone, Copy)]
+pub(crate) struct Queued {
+    pub block: BlockId,
+    pub generation: Generation,
+    /// Of the block before it in its prompt.
+    pub parent: Option<Position>,
+}
+
+const _: () = assert!(size_of::<Queued>() == 16, "a tier's queue has `queue_blocks` of them");
+
+impl Queued {
+    fn is(&self, block: BlockId, generation: Generation) -> bool {
+        self.block == block && self.generation == generation
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -344,6 +362,11 @@ impl Tiers {
         self.locations.get(key).or_else(|| self.presence.location(key))
     }
 
+    /// The position of a block in its prompt; the same for blocks of all groups that end there.
+    pub fn position(&self, namespace: NamespaceId, hash: &BlockHash) -> Position {
+        Position::new(self.key(namespace, 0, hash.as_bytes()).0)
+    }
+
     /// Brings what is known of `keys` into the processor's cache.
     pub fn touch_lines(&self, keys: &[Fingerprint]) {
         self.locations.touch_lines(keys);
@@ -485,27 +508,27 @@ impl Tiers {
     // On its way down.
 
     /// False if there is no room in the queue.
-    pub fn enqueue(&mut self, tier: TierId, block: BlockId, generation: Generation) -> bool {
+    pub fn enqueue(&mut self, tier: TierId, queued: Queued) -> bool {
         let state = self.get_mut(tier);
         if state.queue.len() >= state.limits.queue_blocks {
             state.stats.dropped_full += 1;
             return false;
         }
-        state.queue.push_back((block, generation));
+        state.queue.push_back(queued);
         state.stats.queued += 1;
-        state.marks.iter_mut().for_each(|marks| marks.wait(block));
+        state.marks.iter_mut().for_each(|marks| marks.wait(queued.block));
         true
     }
 
     /// The next block to be written, if the tier takes one now.
-    pub fn take_queued(&mut self, tier: TierId) -> Option<(BlockId, Generation)> {
+    pub fn take_queued(&mut self, tier: TierId) -> Option<Queued> {
         if self.may_write_back(tier) { self.get_mut(tier).queue.pop_front() } else { None }
     }
 
     /// The block waits from now on for the tiers that it was just queued for, if at most `most` blocks wait at one of
     /// them. False if it waits for none.
     pub fn begin_wait(&mut self, block: BlockId, generation: Generation, most: u64) -> bool {
-        let is_last = |tier: &Tier| tier.queue.back() == Some(&(block, generation));
+        let is_last = |tier: &Tier| tier.queue.back().is_some_and(|last| last.is(block, generation));
         let queued = self.all.iter().enumerate().filter(|(_, tier)| is_last(tier));
         let tiers = queued.fold(0, |tiers, (at, _)| tiers | TierId(at as u8).bit());
         let waits = self.all.iter().any(|tier| is_last(tier) && tier.queue.len() as u64 <= most);
@@ -530,8 +553,8 @@ impl Tiers {
     /// The block had another generation before it moved; what waits to be written is known by it.
     pub fn requeue(&mut self, block: BlockId, before: Generation, now: &Block) {
         for tier in self.all.iter_mut().filter(|_| now.tiers != 0) {
-            let waits = tier.queue.iter_mut().filter(|queued| **queued == (block, before));
-            waits.for_each(|queued| queued.1 = now.generation);
+            let waits = tier.queue.iter_mut().filter(|queued| queued.is(block, before));
+            waits.for_each(|queued| queued.generation = now.generation);
         }
         if let Some(waits) = self.waits.get_mut(&block).filter(|waits| waits.0 == before) {
             waits.0 = now.generation;

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use forebay_core::decorate::{self, Attempts, Rules, Stack, Timed};
-use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, Health, Lineage, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::{Limits, Probe, TierId, Touching};
 use forebay_core::{BlockId, BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
 use forebay_io::pool::{Pool, Slice};
@@ -168,7 +168,14 @@ impl Driver {
     }
 
     /// For `Effect::WriteBack`; what is to be written is what the pool's table says of the slot.
-    pub fn store(&mut self, core: &Core, pool: &Pool, block: BlockId, slot: SlotId, generation: Generation) {
+    pub fn store(
+        &mut self,
+        core: &Core,
+        pool: &Pool,
+        block: BlockId,
+        (slot, generation): (SlotId, Generation),
+        lineage: Lineage,
+    ) {
         let key = core.block_key(block);
         let entry = pool.entry(slot, generation).filter(|entry| entry.key == key);
         // Without an entry nothing is known to be whole; a length of zero is refused by every tier.
@@ -177,6 +184,7 @@ impl Driver {
             slot: Some((slot, generation)),
             length_bytes,
             checksum,
+            lineage: Some(lineage),
             ..self.operation(Under::Store { block, key, length_bytes }, OpKind::Store, key)
         };
         self.others.push(op, self.now());
@@ -297,7 +305,7 @@ impl Driver {
         let id = OpId(self.next_op);
         self.next_op += 1;
         self.under_way.insert(id, under);
-        Operation { id, kind, key, slot: None, length_bytes: 0, checksum: 0 }
+        Operation { id, kind, key, slot: None, length_bytes: 0, checksum: 0, lineage: None }
     }
 
     /// What waited here for longer than anybody waits for it. What nobody waits for stays as long as the tier is well.

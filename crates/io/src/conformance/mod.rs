@@ -242,7 +242,7 @@ impl<'a> Suite<'a> {
     fn operation(&mut self, kind: OpKind, number: u64) -> Operation {
         self.next_id += 1;
         let key = self.key(number);
-        Operation { id: OpId(self.next_id), kind, key, slot: None, length_bytes: 0, checksum: 0 }
+        Operation { id: OpId(self.next_id), kind, key, slot: None, length_bytes: 0, checksum: 0, lineage: None }
     }
 
     fn load(&mut self, number: u64, slot: u64, length_bytes: u64) -> Operation {

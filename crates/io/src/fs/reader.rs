@@ -210,7 +210,8 @@ mod tests {
         let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: BlockHash::new(&[1]).unwrap() };
         let slot = Some((SlotId(0), Generation(0)));
         let (id, sum) = (OpId(1), checksum(&[5; LENGTH as usize]));
-        let store = Operation { id, kind: OpKind::Store, key, slot, length_bytes: LENGTH, checksum: sum };
+        let store =
+            Operation { id, kind: OpKind::Store, key, slot, length_bytes: LENGTH, checksum: sum, lineage: None };
         let (outcome, _) = writer::store(&directory, &mut buffer, &store, &SlotGuard::default());
         assert!(matches!(outcome, Outcome::Stored(_)), "{outcome:?}");
 

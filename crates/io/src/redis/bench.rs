@@ -345,6 +345,7 @@ impl Rig {
             slot: Some((SlotId((block * self.slot_bytes / PAGE_BYTES) as u32), Generation(0))),
             length_bytes: self.size_bytes,
             checksum: self.checksums[block as usize],
+            lineage: None,
         }
     }
 

@@ -119,7 +119,7 @@ impl Host {
     pub fn op(&mut self, kind: OpKind, number: u64, length_bytes: u64) -> Operation {
         self.next_id += 1;
         let (id, key, slot) = (OpId(self.next_id), key(number), slot(number));
-        Operation { id, kind, key, slot, length_bytes, checksum: 0 }
+        Operation { id, kind, key, slot, length_bytes, checksum: 0, lineage: None }
     }
 
     /// A store of the block's own bytes, which it lays into its slot.

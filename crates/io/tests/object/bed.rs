@@ -48,7 +48,7 @@ impl Host {
         let hash = BlockHash::new(&number.to_be_bytes()).unwrap();
         let key = BlockKey { namespace: NamespaceId(9), group: 1, hash };
         let slot = Some((SlotId((number % SLOTS * SLOT_BYTES / 4096) as u32), Generation(1)));
-        Operation { id: OpId(self.next_id), kind, key, slot, length_bytes, checksum: 0 }
+        Operation { id: OpId(self.next_id), kind, key, slot, length_bytes, checksum: 0, lineage: None }
     }
 
     pub fn store(&mut self, number: u64, length_bytes: u64) -> Outcome {

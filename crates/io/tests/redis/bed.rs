@@ -83,7 +83,7 @@ impl Bed {
     fn operation(&mut self, kind: OpKind, number: u64, slot: Option<u64>, length_bytes: u64, sum: u64) -> Operation {
         self.next_id += 1;
         let slot = slot.map(|slot| (SlotId((slot * SLOT_BYTES / PAGE_BYTES) as u32), Generation(0)));
-        Operation { id: OpId(self.next_id), kind, key: key(number), slot, length_bytes, checksum: sum }
+        Operation { id: OpId(self.next_id), kind, key: key(number), slot, length_bytes, checksum: sum, lineage: None }
     }
 
     /// Submits, and returns what is waited for with [`Bed::outcomes_of`].

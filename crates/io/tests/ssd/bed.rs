@@ -83,7 +83,7 @@ impl Bed {
     ) -> Operation {
         self.next_id += 1;
         let slot = slot.map(|slot| (SlotId((slot * SLOT_BYTES / PAGE_BYTES) as u32), Generation(0)));
-        Operation { id: OpId(self.next_id), kind, key: key(number), slot, length_bytes, checksum }
+        Operation { id: OpId(self.next_id), kind, key: key(number), slot, length_bytes, checksum, lineage: None }
     }
 
     /// One turn, 5 ms of the tier's time.

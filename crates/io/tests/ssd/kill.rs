@@ -167,6 +167,7 @@ fn reads_until_it_is_killed() {
             slot: Some((SlotId((number * POOL_SLOT_BYTES / 4096) as u32), Generation(0))),
             length_bytes: POOL_SLOT_BYTES,
             checksum: checksum(&block_bytes(number, POOL_SLOT_BYTES)),
+            lineage: None,
         }
     };
     let mut completions = Vec::new();

@@ -163,7 +163,7 @@ fn it_refuses_what_it_can_never_hold() {
     let mut memory = memory(4096);
     let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: BlockHash::new(&[1; 8]).unwrap() };
     let slot = Some((SlotId(0), Generation(1)));
-    let op = Operation { id: OpId(1), kind: OpKind::Store, key, slot, length_bytes: 4097, checksum: 0 };
+    let op = Operation { id: OpId(1), kind: OpKind::Store, key, slot, length_bytes: 4097, checksum: 0, lineage: None };
     assert_eq!(memory.run(&op), Outcome::Failed(ErrorKind::Full));
 }
 

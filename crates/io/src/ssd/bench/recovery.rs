@@ -60,6 +60,7 @@ fn fill(config: &SsdConfig, blocks: u64) -> Result<()> {
             slot: Some((SlotId(0), Generation(0))),
             length_bytes: PAGE_BYTES,
             checksum: sum,
+            lineage: None,
         };
         let batch: Vec<Operation> = (first..blocks.min(first + BATCH as u64)).map(store).collect();
         let mut taken = 0;

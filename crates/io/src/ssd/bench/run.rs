@@ -299,6 +299,7 @@ impl Rig {
             slot: Some((slot, Generation(0))),
             length_bytes: self.size_bytes,
             checksum,
+            lineage: None,
         }
     }
 
