@@ -246,7 +246,7 @@ fn a_hung_disk_of_two_holds_up_no_store_and_no_load_of_the_other() {
             rig.store();
             !rig.tier().disks[0].trouble.is_empty()
         });
-        // Of what is stored now the other disk gets its half.
+        // What is stored now goes to the other disk.
         wait_until("all before is tried", || rig.tier().waiting_blocks == 0);
         let before = rig.tier();
         for _ in 0..10 {
@@ -254,7 +254,7 @@ fn a_hung_disk_of_two_holds_up_no_store_and_no_load_of_the_other() {
             wait_until("all is tried", || rig.tier().waiting_blocks == 0);
         }
         let stored = rig.tier().stored_blocks - before.stored_blocks;
-        assert!((100..400).contains(&stored), "{stored} of 500 stored: {:?}", rig.tier());
+        assert!(stored >= 450, "{stored} of 500 stored: {:?}", rig.tier());
         assert_eq!((rig.tier().state.as_str(), rig.tier().disks[1].trouble.as_str()), ("serving", ""));
         let ready = rig.daemon.page("/readyz");
         assert!(ready.contains("ssd: serving: without ") && ready.contains("are not answered in time"), "{ready}");

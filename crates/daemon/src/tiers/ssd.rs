@@ -33,7 +33,7 @@ settings! {
     /// the pool and restarts of the host.
     "tier.ssd": TierSsd {
         /// Files or block devices, one for each disk; an empty list switches the tier off. Blocks are spread over the
-        /// disks by key. A disk belongs to one daemon.
+        /// disks in runs of neighbours. A disk belongs to one daemon.
         disks: Vec<PathBuf> = Vec::new();
         /// Bytes of each disk. Required for a file, which is preallocated to this length; a device without it is used
         /// whole. At least 1 MiB and eight times `tier.ssd.segment_bytes`, or 9 MiB if that is not set.

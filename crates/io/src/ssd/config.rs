@@ -26,7 +26,7 @@ pub struct DiskConfig {
 /// See the module documentation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SsdConfig {
-    /// A key's new block goes to one of them, chosen by the key.
+    /// A new block goes to one of them: see `placement`.
     pub disks: Vec<DiskConfig>,
     /// Space is reclaimed in pieces of this size, a power of two; no block may be longer. Without it, about a 64th of
     /// the disk, from 1 MiB to 256 MiB. An existing disk keeps its own.

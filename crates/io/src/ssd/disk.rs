@@ -20,7 +20,7 @@ use super::device::Device;
 use super::index::{Entry, Index};
 use super::io::{Finished, Flight, Io, Lane, RETRY_INTERVAL};
 use super::layout::{Balance, Geometry, PAGE, Record};
-use super::log::Log;
+use super::log::{Log, STORE_DEADLINE};
 use super::owner::{Owner, Watch, taken_by_another};
 use super::reads::Reads;
 use super::reclaim::Reclaim;
@@ -267,6 +267,29 @@ impl Disk {
             Health::Healthy if self.log.losses_in_a_row >= SICK_AFTER => Health::Sick(self.log.last_loss),
             health => health,
         }
+    }
+
+    /// Whether new blocks had better go here: it is well, and its write budget is not spent for longer than a store may
+    /// wait.
+    pub fn is_usable(&self) -> bool {
+        let is_well = |health| health == Health::Healthy;
+        is_well(self.health()) && is_well(self.health_of_writes()) && self.budget.wait() <= STORE_DEADLINE
+    }
+
+    /// Whether only a store can show that it takes stores again.
+    pub fn awaits_trial(&self) -> bool {
+        let is_refusing = self.health() == Health::Healthy && self.health_of_writes() != Health::Healthy;
+        is_refusing && !self.are_writes_stuck() && self.now >= self.log.paused_until
+    }
+
+    /// Whether its queue takes a store.
+    pub fn has_room(&self) -> bool {
+        self.log.has_room(self.limits.queued_stores)
+    }
+
+    /// Whether a store of the key waits or is under way.
+    pub fn is_storing(&self, key: &BlockKey) -> bool {
+        self.log.is_storing(key)
     }
 
     fn health_of(&self, lane: &Lane) -> Health {

@@ -107,6 +107,16 @@ impl Log {
         self.removals.front().or(self.queue.front()).map(|(op, _)| op)
     }
 
+    /// Whether fewer stores wait than may wait.
+    pub fn has_room(&self, most: usize) -> bool {
+        self.queue.len() < most
+    }
+
+    /// Whether a store of the key waits, or a store or removal of it has begun.
+    pub fn is_storing(&self, key: &BlockKey) -> bool {
+        self.is_busy(key) || self.queue.iter().any(|(waiting, _)| waiting.key == *key)
+    }
+
     /// False if as many wait as may wait, of stores or of removals.
     pub fn push(&mut self, op: &Operation, now: Duration, most: usize) -> bool {
         let is_store = op.kind == OpKind::Store;

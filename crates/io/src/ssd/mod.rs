@@ -30,6 +30,7 @@ mod layout;
 mod log;
 mod mounts;
 mod owner;
+mod placement;
 mod places;
 mod reader;
 mod reads;

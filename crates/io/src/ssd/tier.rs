@@ -1,20 +1,23 @@
-//! The SSD tier: blocks distributed over disks by their keys.
+//! The SSD tier: blocks distributed over disks.
 //!
 //! A disk is in the tier from the moment it was opened on, whenever that is. Invariants: a new block goes to one of the
-//! disks that are there, chosen by the key and the disks' ids alone. A block that a disk has is found on it, whatever
-//! the order of the configuration, and whatever disks came or went. A disk that fails or is missing affects its own
-//! blocks only.
+//! disks that are there and well, which [`Placement`] chooses. A block that a disk has is found on it, whatever the
+//! order of the configuration, and whatever disks came or went. A disk that fails or is missing affects its own blocks
+//! only. A disk that cannot be read for long is as one that is missing: the owner hears that its blocks are gone, and
+//! hears of them again when the disk is well.
 //!
-//! While a disk is missing, another may get a block that the missing disk has too. Then both have it when the disk is
+//! While a disk is missing or sick, another may get a block that this disk has too. Then both have it when the disk is
 //! back. That is no harm: a block of one key is one block. The owner hears that a block is gone when no disk has it.
+//!
+//! Only a store shows that a disk which refused stores takes them again. So such a disk gets one a second, and if the
+//! disk refuses it, another disk gets it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use forebay_core::checksum::Checksum;
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockKey, ErrorKind, Result};
@@ -24,7 +27,9 @@ use super::config::SsdConfig;
 use super::disk::Disk;
 use super::inbox::{Inbox, News};
 use super::index::{Entry, Index};
+use super::io::RETRY_INTERVAL;
 use super::owner::taken_by_another;
+use super::placement::{Choice, Disks, Placement};
 use super::recover::{self, Medium, Mode};
 use super::report::{BlockInfo, DiskReport, SegmentReport};
 use super::staging::no_memory;
@@ -32,6 +37,8 @@ use crate::uring::{Region, Waker};
 
 /// Places of the index that one call of [`Ssd::take_found`] goes through: the owner inserts each block into a table.
 const PLACES_AT_A_TIME: u32 = 512;
+/// A disk that could not be read for so long is given up until it can. A drive that resets is back before.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(10);
 
 /// See the module documentation.
 pub struct Ssd {
@@ -39,8 +46,13 @@ pub struct Ssd {
     parts: Vec<Part>,
     inbox: Inbox,
     news: Receiver<(usize, News)>,
+    placement: Placement,
+    /// Stores on disks that refused the ones before.
+    trials: HashMap<OpId, Operation>,
     /// Disks that came, and the place in the index of each from which on the owner was not told of its blocks yet.
     found: VecDeque<(usize, u32)>,
+    /// The same of disks that were given up: the owner was not told yet that these blocks are gone.
+    lost: VecDeque<(usize, u32)>,
     /// What was on disks that another has taken, and from which place on the owner was not told of that yet.
     gone: VecDeque<(Index, u32)>,
     /// Of operations that came while there was no disk at all.
@@ -54,6 +66,57 @@ struct Part {
     name: String,
     is_earlier_io_done: bool,
     state: State,
+    /// Since when it cannot be read.
+    sick_since: Option<Duration>,
+    /// Its blocks are not served.
+    is_given_up: bool,
+    next_trial: Duration,
+}
+
+impl Part {
+    fn awaited(name: String) -> Part {
+        Part {
+            name,
+            is_earlier_io_done: false,
+            state: State::Awaited,
+            sick_since: None,
+            is_given_up: false,
+            next_trial: Duration::ZERO,
+        }
+    }
+
+    fn disk(&self) -> Option<&Disk> {
+        if let State::Open(disk) = &self.state { Some(disk) } else { None }
+    }
+
+    fn disk_mut(&mut self) -> Option<&mut Disk> {
+        if let State::Open(disk) = &mut self.state { Some(disk) } else { None }
+    }
+
+    fn has(&self, key: &BlockKey) -> bool {
+        self.disk().is_some_and(|disk| disk.block(key).is_some())
+    }
+
+    fn serves(&self, key: &BlockKey) -> bool {
+        !self.is_given_up && self.has(key)
+    }
+}
+
+/// For [`Placement`].
+struct Targets<'a>(&'a [Part]);
+
+impl Disks for Targets<'_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn is_usable(&self, disk: usize) -> bool {
+        self.0[disk].disk().is_some_and(Disk::is_usable)
+    }
+
+    fn has_room(&self, disk: usize) -> bool {
+        self.0[disk].disk().is_some_and(Disk::has_room)
+    }
 }
 
 enum State {
@@ -73,12 +136,14 @@ impl Ssd {
     pub fn awaiting(names: Vec<String>) -> Result<Ssd> {
         let waker = Arc::new(Waker::new().map_err(no_memory)?);
         let (sender, news) = mpsc::channel();
-        let part = |name| Part { name, is_earlier_io_done: false, state: State::Awaited };
         Ok(Ssd {
-            parts: names.into_iter().map(part).collect(),
+            placement: Placement::new(names.len()),
+            parts: names.into_iter().map(Part::awaited).collect(),
             inbox: Inbox { sender, waker },
             news,
+            trials: HashMap::new(),
             found: VecDeque::new(),
+            lost: VecDeque::new(),
             gone: VecDeque::new(),
             refused: Vec::new(),
             populated_bytes: 0,
@@ -168,6 +233,27 @@ impl Ssd {
     pub fn tick(&mut self, now: Duration) {
         self.now = self.now.max(now);
         self.disks_mut().for_each(|disk| disk.tick(now));
+        self.judge();
+    }
+
+    /// Gives up disks that could not be read for long, and takes them back when they can.
+    fn judge(&mut self) {
+        for (place, part) in self.parts.iter_mut().enumerate() {
+            let State::Open(disk) = &part.state else { continue };
+            if disk.health() != Health::Healthy {
+                let since = *part.sick_since.get_or_insert(self.now);
+                if !part.is_given_up && self.now.saturating_sub(since) >= GIVEN_UP_AFTER {
+                    part.is_given_up = true;
+                    self.found.retain(|(other, _)| *other != place);
+                    self.lost.push_back((place, 0));
+                    self.inbox.waker.wake();
+                }
+            } else if part.sick_since.take().is_some() && std::mem::take(&mut part.is_given_up) {
+                self.lost.retain(|(other, _)| *other != place);
+                self.found.push_back((place, 0));
+                self.inbox.waker.wake();
+            }
+        }
     }
 
     /// Reports that the pool's first bytes are populated: they are then pinned for the engines, once.
@@ -214,9 +300,22 @@ impl Ssd {
         let before = keys.len();
         self.disks_mut().for_each(|disk| disk.take_evicted(keys));
         self.take_gone(keys);
+        self.take_lost(keys);
         let mut evicted = keys.split_off(before);
-        evicted.retain(|key| self.block(key).is_none());
+        evicted.retain(|key| !self.parts.iter().any(|part| part.serves(key)));
         keys.append(&mut evicted);
+    }
+
+    /// Some of the blocks of a disk that was given up.
+    fn take_lost(&mut self, keys: &mut Vec<BlockKey>) {
+        let Some((place, at)) = self.lost.pop_front() else { return };
+        let Some(disk) = self.parts[place].disk() else { return };
+        let (entries, next) = disk.index.piece(at, PLACES_AT_A_TIME);
+        keys.extend(entries.filter(|entry| !entry.is_withdrawn).map(Entry::key));
+        next.into_iter().for_each(|at| self.lost.push_front((place, at)));
+        if !self.lost.is_empty() {
+            self.inbox.waker.wake();
+        }
     }
 
     /// Some of the blocks that went with a disk.
@@ -279,12 +378,11 @@ impl Ssd {
     }
 
     fn disks(&self) -> impl Iterator<Item = &Disk> {
-        self.parts.iter().filter_map(|part| if let State::Open(disk) = &part.state { Some(&**disk) } else { None })
+        self.parts.iter().filter_map(Part::disk)
     }
 
     fn disks_mut(&mut self) -> impl Iterator<Item = &mut Disk> {
-        let parts = self.parts.iter_mut();
-        parts.filter_map(|part| if let State::Open(disk) = &mut part.state { Some(&mut **disk) } else { None })
+        self.parts.iter_mut().filter_map(Part::disk_mut)
     }
 
     fn hear_all(&mut self) {
@@ -305,7 +403,7 @@ impl Ssd {
         let is_it = |other: &Disk| !other.watch.is_taken && other.geometry.id == disk.geometry.id;
         let is_twin = |part: &&Part| matches!(&part.state, State::Open(other) if is_it(other));
         if let Some(twin) = self.parts.iter().find(is_twin) {
-            // Keys belong to disks by their ids, so one of both would get none.
+            // What one of them writes, the other would overwrite.
             let why = format!("it is a copy of `{}`, or another path to it", twin.name);
             let hint = "name a disk once, under one path; if it is a copy on a disk of its own, make the copy blank \
                         (`dd if=/dev/zero of=COPY bs=1M count=1`); then restart the daemon";
@@ -319,6 +417,7 @@ impl Ssd {
         self.found.push_back((place, 0));
         let part = &mut self.parts[place];
         (part.is_earlier_io_done, part.state) = (true, State::Open(Box::new(disk)));
+        (part.sick_since, part.is_given_up) = (None, false);
     }
 
     /// A disk that another has taken leaves the tier.
@@ -335,29 +434,85 @@ impl Ssd {
         }
     }
 
-    /// The disk that holds the key, otherwise the one to which the key belongs. A removal also goes to a disk that
-    /// serves the key no more and could find it after a restart. None if there is no disk.
+    /// The disk for everything but a store: one that has the block, and can be read if there is one such. A removal
+    /// also goes to a disk that serves the key no more and could find it after a restart, or is about to have it. If
+    /// none knows the key, any disk says so. None if there is no disk.
     fn disk_of(&mut self, op: &Operation) -> Option<&mut Disk> {
         let key = &op.key;
         let is_removal = matches!(op.kind, OpKind::Remove { .. });
-        let holder = self.disks().position(|disk| disk.block(key).is_some());
-        let named = || self.disks().position(|disk| is_removal && disk.names(key));
-        let index = holder.or_else(named).unwrap_or_else(|| self.home_of(key));
-        self.disks_mut().nth(index)
+        let is_well = |part: &Part| part.disk().is_some_and(|disk| disk.health() == Health::Healthy);
+        let find = |is_it: &dyn Fn(&Part) -> bool| self.parts.iter().position(is_it);
+        let knows = |disk: &Disk| disk.names(key) || disk.is_storing(key);
+        let place = find(&|part| part.serves(key) && is_well(part))
+            .or_else(|| find(&|part| part.has(key) && (is_removal || !part.is_given_up)))
+            .or_else(|| find(&|part| is_removal && part.disk().is_some_and(knows)))
+            .or_else(|| find(&is_well))
+            .or_else(|| find(&|part| part.disk().is_some()))?;
+        self.parts[place].disk_mut()
     }
 
-    /// Rendezvous hashing: adding or losing a disk moves no other disk's keys.
-    fn home_of(&self, key: &BlockKey) -> usize {
-        let weight = |disk: &Disk| {
-            let mut sum = Checksum::new();
-            sum.update(&disk.geometry.id.to_le_bytes());
-            sum.update(&key.namespace.0.to_le_bytes());
-            sum.update(&key.group.to_le_bytes());
-            sum.update(key.hash.as_bytes());
-            // A checksum is linear. After mixing, its high bits depend on the whole key.
-            sum.finish().wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9)
-        };
-        self.disks().map(weight).enumerate().max_by_key(|(_, weight)| *weight).map_or(0, |(index, _)| index)
+    /// Gives a store to a disk that has the block already, or to one that the placement chooses. False if its queue is
+    /// full. If all disks are sick, the store fails as the disk fails it.
+    fn take_store(&mut self, op: &Operation) -> bool {
+        let is_held = |part: &Part| part.serves(&op.key) && part.disk().is_some_and(Disk::is_usable);
+        let holder = self.parts.iter().position(is_held);
+        let has_choice = holder.is_none() && self.parts.len() > 1;
+        let choice = has_choice.then(|| self.choose(op)).flatten();
+        if holder.is_none()
+            && choice.is_none_or(|choice| choice.begins_run())
+            && let Some(place) = self.due_for_trial()
+        {
+            return self.try_out(place, op);
+        }
+        let any = || self.parts.iter().position(|part| part.disk().is_some_and(|disk| !disk.watch.is_taken));
+        let place = holder.or(choice.map(|choice| choice.disk)).or_else(any);
+        let Some(disk) = place.and_then(|place| self.parts[place].disk_mut()) else { return self.refuse(op) };
+        let is_taken = disk.take(op);
+        if is_taken && let Some(choice) = choice {
+            self.placement.note(choice, op.lineage, op.length_bytes, &Targets(&self.parts));
+        }
+        is_taken
+    }
+
+    fn choose(&self, op: &Operation) -> Option<Choice> {
+        self.placement.choose(op.lineage, op.length_bytes, &Targets(&self.parts))
+    }
+
+    fn due_for_trial(&self) -> Option<usize> {
+        let is_due = |part: &Part| part.next_trial <= self.now && part.disk().is_some_and(Disk::awaits_trial);
+        self.parts.iter().position(is_due)
+    }
+
+    fn try_out(&mut self, place: usize, op: &Operation) -> bool {
+        let part = &mut self.parts[place];
+        part.next_trial = self.now + RETRY_INTERVAL;
+        let is_taken = part.disk_mut().is_some_and(|disk| disk.take(op));
+        if is_taken {
+            self.trials.insert(op.id, *op);
+        }
+        is_taken
+    }
+
+    /// Stores that a disk refused once more go to another, where there is one.
+    fn end_trials(&mut self, completions: &mut Vec<Completion>) {
+        if self.trials.is_empty() {
+            return;
+        }
+        completions.retain(|Completion { id, outcome }| {
+            let Some(op) = self.trials.remove(id) else { return true };
+            let is_failed = matches!(outcome, Outcome::Failed(_));
+            let Some(choice) = self.choose(&op).filter(|_| is_failed) else { return true };
+            let disk = self.parts[choice.disk].disk_mut();
+            let is_taken = disk.is_some_and(|disk| {
+                let is_taken = disk.take(&op);
+                disk.start();
+                is_taken
+            });
+            if is_taken {
+                self.placement.note(choice, op.lineage, op.length_bytes, &Targets(&self.parts));
+            }
+            !is_taken
+        });
     }
 
     /// A turn is short. What is left for the next one waits for no transfer.
@@ -368,9 +523,21 @@ impl Ssd {
     }
 
     fn take(&mut self, op: &Operation) -> bool {
-        if let Some(disk) = self.disk_of(op) {
-            return disk.take(op);
+        if op.kind == OpKind::Store {
+            return self.take_store(op);
         }
+        if matches!(op.kind, OpKind::Remove { .. }) && !self.trials.is_empty() {
+            // A second attempt at its store would come after its removal.
+            self.trials.retain(|_, trial| trial.key != op.key);
+        }
+        match self.disk_of(op) {
+            Some(disk) => disk.take(op),
+            None => self.refuse(op),
+        }
+    }
+
+    /// Ends an operation for which there is no disk.
+    fn refuse(&mut self, op: &Operation) -> bool {
         let outcome = match op.kind {
             OpKind::Exists | OpKind::Remove { .. } => Outcome::Absent,
             OpKind::Load { .. } | OpKind::Store => Outcome::Failed(ErrorKind::Unavailable),
@@ -407,10 +574,12 @@ impl Tier for Ssd {
             completions.append(&mut disk.completions);
         }
         self.part_with_taken(completions);
+        self.end_trials(completions);
         self.wake_for_more();
     }
 
     fn cancel(&mut self, id: OpId) {
+        self.trials.remove(&id);
         self.disks_mut().any(|disk| disk.cancel(id));
     }
 

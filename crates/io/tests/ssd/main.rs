@@ -14,5 +14,6 @@ mod fixture;
 mod fuzz;
 mod kill;
 mod limits;
+mod placement;
 mod soak;
 mod taken;
