@@ -108,6 +108,21 @@ fn left_over(lengths: &[u64], disk_of: impl Fn(u64) -> usize) -> (f64, f64, f64)
     (whole as f64 / cases, left as f64 / cases, all as f64 / cases)
 }
 
+/// Of as many loads as the core has under way, those of the busiest disk, as a multiple of its even part: the mean over
+/// all such pieces of long prompts. So many times longer takes a load than on disks that are all as busy.
+fn busiest(lengths: &[u64], disk_of: impl Fn(u64) -> usize) -> Option<f64> {
+    const LOADS: u64 = 1024;
+    let mut ratios = Vec::new();
+    for (prompt, length) in (0..).zip(lengths) {
+        for from in (0..).take_while(|from| from + LOADS <= *length) {
+            let mut counts = [0u64; DISKS];
+            (from..from + LOADS).for_each(|at| counts[disk_of(block_of(prompt, at))] += 1);
+            ratios.push((counts.into_iter().max().unwrap() * DISKS as u64) as f64 / LOADS as f64);
+        }
+    }
+    (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64)
+}
+
 #[test]
 fn prompts_outlive_a_lost_disk_by_runs_and_not_by_single_blocks() {
     let mut dice = Dice(5);
@@ -131,6 +146,11 @@ fn prompts_outlive_a_lost_disk_by_runs_and_not_by_single_blocks() {
         println!("{what}, of {all:.0} blocks on average, if one of {DISKS} disks is lost:");
         println!("  by run: {:.1} % whole, {left:.1} blocks left; blocks by disk {counts:?}", 100.0 * whole);
         println!("  by key: {:.1} % whole, {left_by_key:.1} blocks left", 100.0 * whole_by_key);
+        if let Some(by_run) = busiest(&lengths, |number| places[&number]) {
+            let by_key = busiest(&lengths, by_key).unwrap();
+            println!("  of 1,024 loads the busiest disk has {by_run:.2} times its part; by key {by_key:.2}");
+            assert!(by_run < 2.0, "all disks read for a long prompt: {by_run}");
+        }
         // A prompt of so many runs is on so many disks.
         let runs = |length: &u64| length.div_ceil(RUN as u64).min(DISKS as u64) as f64;
         let expected = lengths.iter().map(|length| 1.0 - runs(length) / DISKS as f64).sum::<f64>();
