@@ -70,7 +70,7 @@ fn core(blocks: u64) -> Result<(), Box<dyn Error>> {
     let (mut found, mut gone) = (Vec::new(), Vec::new());
     for number in 0..blocks {
         let key = bench_key(number, 1);
-        timed(&mut found, || core.tier_found(tier, &key, Location(number, number)));
+        timed(&mut found, || core.tier_found(tier, &key));
     }
     println!(
         "memory of the core for blocks on tiers: {:.0} bytes a block",

@@ -47,7 +47,7 @@ pub enum OpKind {
     Store,
     /// Tier to pool slot.
     Load {
-        /// Where the block lies; a shared store, which goes by the key, ignores it.
+        /// Where the block lies, if it is known. The daemon does not keep it: each of its tiers goes by the key.
         at: Location,
     },
     /// Is the key there? For tiers whose truth is elsewhere.

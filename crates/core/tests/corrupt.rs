@@ -9,7 +9,7 @@ use forebay_core::lookup::LeaseId;
 use forebay_core::miss::MissReason;
 use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome;
-use forebay_core::tier::{Location, Outcome};
+use forebay_core::tier::Outcome;
 use forebay_core::tiers::{Admission, Limits};
 use forebay_core::{BlockKey, Effect, ErrorKind, Generation, NamespaceId, NamespaceIndex, SlotId};
 
@@ -115,7 +115,7 @@ fn what_comes_up_for_several_ranks_is_a_hit_once_its_slices_were_compared() {
     let sliced = GroupLayout { rank_bytes: vec![SMALL / 2; 2], ..group(Attention::Full, SMALL) };
     let ns = rig.open(1, &Layout::new(vec![(0, sliced)]).unwrap());
     let tier = rig.core.open_tier(Limits::default());
-    rig.core.tier_found(tier, &BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) }, Location(0, 0));
+    rig.core.tier_found(tier, &BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) });
     rig.lease(ns, &[1]);
     let [.., Effect::Promote { block, generation, .. }] = rig.effects()[..] else { panic!("nothing comes up") };
     assert!(rig.core.promoted(block, generation, Outcome::Loaded { length_bytes: SMALL, checksum: 1 }));

@@ -13,7 +13,6 @@ use forebay_core::miss::MissReason;
 use forebay_core::policy;
 use forebay_core::recover::{Recovered, Recovery};
 use forebay_core::store::CommitOutcome;
-use forebay_core::tier::Location;
 use forebay_core::tiers::Limits;
 use forebay_core::{BlockHash, BlockKey, Config, Core, Effect, ErrorKind, Generation, Instance, NamespaceId, SlotId};
 
@@ -76,7 +75,7 @@ fn every_miss_has_its_reason() {
             MissReason::TooSlow | MissReason::PromotionUnfinished => {
                 let tier = rig.core.open_tier(Limits::default());
                 let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) };
-                rig.core.tier_found(tier, &key, Location(0, 0));
+                rig.core.tier_found(tier, &key);
                 assert_eq!(rig.reason(ns, 0, 1), Some(MissReason::PromotionUnfinished));
                 if let (MissReason::TooSlow, [.., Effect::Promote { block, generation, .. }]) =
                     (reason, &rig.effects()[..])

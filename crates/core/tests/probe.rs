@@ -141,7 +141,7 @@ fn a_block_that_was_evicted_after_it_was_found_is_a_miss() {
 #[test]
 fn an_own_disk_is_not_passed_by_for_a_store() {
     let (mut rig, ns) = rig();
-    rig.core.tier_found(DISK, &key(0), Location(1, 1));
+    rig.core.tier_found(DISK, &key(0));
     states(&mut rig, ns, &[0]);
     assert_eq!(probes(&mut rig), []);
     assert_eq!(loads(&mut rig), [(DISK, key(0))]);
@@ -191,7 +191,7 @@ fn nothing_is_written_where_nothing_may_be_written() {
     rig.store(ns, None, &[0]);
     let store = |effect| if let Effect::WriteBack { tier, .. } = effect { Some(tier) } else { None };
     assert_eq!(rig.effects().into_iter().filter_map(store).collect::<Vec<_>>(), [NEAR]);
-    rig.core.tier_found(DISK, &key(5), Location(1, 1));
+    rig.core.tier_found(DISK, &key(5));
     states(&mut rig, ns, &[5]);
     assert_eq!(loads(&mut rig), [(DISK, key(5))], "it is still read from");
 }

@@ -34,7 +34,7 @@ fn key(key: u64) -> BlockKey {
 
 /// The tier has these.
 fn lie_on_tier(rig: &mut Rig, keys: impl Iterator<Item = u64>) {
-    keys.for_each(|k| rig.core.tier_found(TIER, &key(k), Location(k, 0)));
+    keys.for_each(|k| rig.core.tier_found(TIER, &key(k)));
 }
 
 fn stores(rig: &mut Rig) -> Vec<BlockId> {
@@ -658,7 +658,7 @@ fn what_the_tier_gave_up_is_written_again() {
     states(&mut rig, ns, &[0]);
     write_all(&mut rig);
     rig.core.tier_evicted(TIER, &key(0));
-    assert_eq!(rig.core.tier_location(&key(0)), None);
+    assert_eq!(rig.core.tier_of(&key(0)), None);
     states(&mut rig, ns, &[0]);
     assert_eq!(write_all(&mut rig), [key(0)]);
 }

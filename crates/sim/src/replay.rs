@@ -241,7 +241,7 @@ impl<'a> Replay<'a> {
 
     fn has_tier_copy(&self, block: u32) -> bool {
         let key = || Rehearsal::key(self.trace.namespace_of(block).into(), &self.hashes[block as usize]);
-        self.rehearsal.disk().is_some() && self.rehearsal.core.tier_location(&key()).is_some()
+        self.rehearsal.disk().is_some() && self.rehearsal.core.tier_of(&key()).is_some()
     }
 
     fn inspect(&mut self) {

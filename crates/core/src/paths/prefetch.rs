@@ -124,10 +124,10 @@ impl Core {
         let (id, class) = (known.id, known.class(group));
         let Some(class) = class.filter(|_| !self.is_purging_tiers(id)) else { return Prefetch::Nowhere };
         let key = self.tiers.key(id, group, hash.as_bytes());
-        let Some((location, health)) = self.tiers.location(key) else { return self.probe_next(wanted) };
+        let Some((tier, health)) = self.tiers.location(key) else { return self.probe_next(wanted) };
         let bytes = self.slots.space().class_info(class).slot_bytes;
-        let is_busy = self.tiers.is_busy(location.tier);
-        if health != LoadHealth::Good || !self.tiers.is_open(location.tier) || is_busy {
+        let is_busy = self.tiers.is_busy(tier);
+        if health != LoadHealth::Good || !self.tiers.is_open(tier) || is_busy {
             return Prefetch::Blocked;
         }
         if self.is_prefetching_enough(bytes) {
@@ -137,9 +137,9 @@ impl Core {
             return Prefetch::Blocked;
         }
         left.starts -= 1;
-        let block = self.start_promotion(location.tier, class, namespace, group, hash);
+        let block = self.start_promotion(tier, class, namespace, group, hash);
         self.slots.mark_prefetch(block);
-        self.tiers.begin_prefetch(location.tier, bytes);
+        self.tiers.begin_prefetch(tier, bytes);
         Prefetch::Up
     }
 

@@ -71,14 +71,14 @@ impl Core {
     ) -> Option<MissReason> {
         let id = self.cache.namespace(namespace).id;
         let key = self.tiers.key(id, group, hash);
-        let Some((location, health)) = self.tiers.location(key) else {
+        let Some((tier, health)) = self.tiers.location(key) else {
             return self.probe(namespace, group, hash, &mut allowance.probes);
         };
         let class = self.cache.namespace(namespace).class(group)?;
         let slot_bytes = self.slots.space().class_info(class).slot_bytes;
         match health {
             _ if self.is_purging_tiers(id) => return None,
-            _ if !self.tiers.is_open(location.tier) => return Some(MissReason::Failed),
+            _ if !self.tiers.is_open(tier) => return Some(MissReason::Failed),
             LoadHealth::Late => return Some(MissReason::TooSlow),
             LoadHealth::Failed => return Some(MissReason::Failed),
             LoadHealth::Good => {}
@@ -91,7 +91,7 @@ impl Core {
         let hash = BlockHash::new(hash).ok()?;
         // The same key may stand twice in one batch.
         let is_started = self.cache.find(&self.slots, namespace, group, &hash).is_some();
-        if is_started || allowance.starts == 0 || self.tiers.is_loading_enough(location.tier) {
+        if is_started || allowance.starts == 0 || self.tiers.is_loading_enough(tier) {
             return Some(MissReason::PromotionUnfinished);
         }
         if allowance.starts == STARTS {
@@ -104,7 +104,7 @@ impl Core {
             allowance.lacks_room = true;
             return Some(MissReason::PromotionUnfinished);
         }
-        self.start_promotion(location.tier, class, namespace, group, hash);
+        self.start_promotion(tier, class, namespace, group, hash);
         Some(MissReason::PromotionUnfinished)
     }
 

@@ -10,8 +10,8 @@ use crate::journal::Effect;
 use crate::key::{BlockId, BlockKey, Fingerprint, Generation, NamespaceId, NamespaceIndex, TierId};
 use crate::layout::GroupLayout;
 use crate::slots::Block;
-use crate::tier::{Location, Position};
-use crate::tiers::{Limits, TierLocation, TierReport};
+use crate::tier::Position;
+use crate::tiers::{Limits, TierReport};
 
 impl Core {
     /// One more tier. Panics beyond [`TierId::MAX`].
@@ -33,8 +33,8 @@ impl Core {
     }
 
     /// The tier holds this block: found at its start.
-    pub fn tier_found(&mut self, tier: TierId, key: &BlockKey, at: Location) {
-        self.tiers.set_location(self.tiers.key_of(key), TierLocation { tier, at });
+    pub fn tier_found(&mut self, tier: TierId, key: &BlockKey) {
+        self.tiers.set_location(self.tiers.key_of(key), tier);
     }
 
     /// The tier does not hold this block any more.
@@ -105,9 +105,9 @@ impl Core {
         self.block_group(block).map_or(0, |group| group.tokens_per_block)
     }
 
-    /// Where a key lies, as far as is known.
-    pub fn tier_location(&self, key: &BlockKey) -> Option<TierLocation> {
-        self.tiers.location(self.tiers.key_of(key)).map(|(location, _)| location)
+    /// The tier that has the block, as far as is known.
+    pub fn tier_of(&self, key: &BlockKey) -> Option<TierId> {
+        self.tiers.location(self.tiers.key_of(key)).map(|(tier, _)| tier)
     }
 
     /// Counts and present state of one tier.

@@ -14,7 +14,7 @@ use crate::layout::Attention;
 use crate::slots::{Block, State};
 use crate::stats::Finder;
 use crate::tier::Outcome;
-use crate::tiers::{Admission, Queued, TierLocation};
+use crate::tiers::{Admission, Queued};
 
 impl Core {
     /// The blocks from `from` on were hit, in prefix order. False if a queue took not all of them.
@@ -70,12 +70,12 @@ impl Core {
         self.tiers.end_write_back(tier, bytes);
         self.tiers.confirm(tier, block);
         let is_kept = match outcome {
-            Outcome::Stored(at) if self.is_current(block) => {
+            Outcome::Stored(_) if self.is_current(block) => {
                 let stats = self.tiers.stats_mut(tier);
                 stats.stored += 1;
                 stats.stored_bytes += bytes;
                 if !self.tiers.limits(tier).is_shared {
-                    self.tiers.set_location(self.tier_key_of(block), TierLocation { tier, at });
+                    self.tiers.set_location(self.tier_key_of(block), tier);
                 }
                 true
             }
@@ -156,7 +156,7 @@ impl Core {
         }
         let id = self.cache.namespace(namespace).id;
         let parent = predecessor.map(|hash| self.tiers.position(id, &hash));
-        let is_there = self.tiers.location(self.tier_key_of(block)).is_some_and(|(location, _)| location.tier == tier);
+        let is_there = self.tiers.location(self.tier_key_of(block)).is_some_and(|(known, _)| known == tier);
         if is_there {
             self.tiers.confirm(tier, block);
         } else if !self.tiers.enqueue(tier, Queued { block, generation, parent }) {

@@ -1,31 +1,24 @@
-//! The locations of blocks on own tiers: from key to location.
+//! Which own tier has which block: from key to tier.
 //!
 //! A key is kept as a fingerprint of 64 bits: 52 in the entry, the rest in the table's number. Fingerprints are seeded
 //! by a secret, and a tier is asked with the whole key: if two fingerprints ever were equal, one block would not be
-//! found, but never a wrong one.
+//! found, but never a wrong one. Where on the tier the block lies, only the tier knows.
 //!
-//! An entry takes 24 bytes, in tables that are at most 3/4 full, so a block takes 32 to 64 bytes; no entry needs an
+//! An entry takes 8 bytes, in tables that are at most 3/4 full, so a block takes 11 to 22 bytes; no entry needs an
 //! allocation.
 
 use crate::key::{Fingerprint, NamespaceId, NamespaceIndex, TierId};
 use crate::tables::{self, TABLE_BITS, Tables};
-use crate::tier::Location;
 
-/// Bits of `Entry::key` that are not the fingerprint's: in use, health (2), tier (3).
+/// What the map takes for a block, at most: tables double when they are 3/4 full.
+pub const MEMORY_BYTES_PER_BLOCK: u64 = 22;
+
+/// Bits of an entry that are not the fingerprint's: in use, health (2), tier (3).
 const IN_USE: u64 = 1;
 const HEALTH_AT: u32 = 1;
 const HEALTH_MASK: u64 = 3 << HEALTH_AT;
 const TIER_AT: u32 = 3;
 const FINGERPRINT_MASK: u64 = !((1 << TABLE_BITS) - 1);
-
-/// Where a block lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TierLocation {
-    /// The tier that has the block.
-    pub tier: TierId,
-    /// Where, in the tier's own words.
-    pub at: Location,
-}
 
 /// Whether a block may be asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,10 +36,7 @@ pub(super) fn key(seed: u64, namespace: NamespaceId, group: u16, hash: &[u8]) ->
 }
 
 #[derive(Clone, Copy, Default)]
-struct Entry {
-    key: u64,
-    at: [u64; 2],
-}
+struct Entry(u64);
 
 /// See the module's head.
 #[derive(Default)]
@@ -61,8 +51,8 @@ impl Locations {
         self.0.len()
     }
 
-    pub fn get(&self, key: Fingerprint) -> Option<(TierLocation, LoadHealth)> {
-        self.0.find(key, |entry| entry.is_of(key)).map(|entry| (entry.location(), entry.health()))
+    pub fn get(&self, key: Fingerprint) -> Option<(TierId, LoadHealth)> {
+        self.0.find(key, |entry| entry.is_of(key)).map(|entry| (entry.tier(), entry.health()))
     }
 
     /// Brings what is known of `keys` into the processor's cache.
@@ -70,14 +60,14 @@ impl Locations {
         self.0.touch_lines(keys);
     }
 
-    /// Returns the place that was replaced.
-    pub fn insert(&mut self, key: Fingerprint, location: TierLocation) -> Option<TierLocation> {
+    /// Returns the tier that was known to have the block.
+    pub fn insert(&mut self, key: Fingerprint, tier: TierId) -> Option<TierId> {
         if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
-            let replaced = entry.location();
-            *entry = Entry::new(key, location);
+            let replaced = entry.tier();
+            *entry = Entry::new(key, tier);
             return Some(replaced);
         }
-        self.0.insert(key, Entry::new(key, location));
+        self.0.insert(key, Entry::new(key, tier));
         None
     }
 
@@ -87,7 +77,7 @@ impl Locations {
 
     pub fn set_health(&mut self, key: Fingerprint, health: LoadHealth) {
         if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
-            entry.key = entry.key & !HEALTH_MASK | (health as u64) << HEALTH_AT;
+            entry.0 = entry.0 & !HEALTH_MASK | (health as u64) << HEALTH_AT;
         }
     }
 
@@ -97,17 +87,16 @@ impl Locations {
 }
 
 impl Entry {
-    fn new(key: Fingerprint, TierLocation { tier, at }: TierLocation) -> Entry {
-        let bits = IN_USE | u64::from(tier.0) << TIER_AT;
-        Entry { key: key.0 & FINGERPRINT_MASK | bits, at: [at.0, at.1] }
+    fn new(key: Fingerprint, tier: TierId) -> Entry {
+        Entry(key.0 & FINGERPRINT_MASK | IN_USE | u64::from(tier.0) << TIER_AT)
     }
 
-    fn location(&self) -> TierLocation {
-        TierLocation { tier: TierId((self.key >> TIER_AT) as u8 & 7), at: Location(self.at[0], self.at[1]) }
+    fn tier(&self) -> TierId {
+        TierId((self.0 >> TIER_AT) as u8 & 7)
     }
 
     fn health(&self) -> LoadHealth {
-        match (self.key & HEALTH_MASK) >> HEALTH_AT {
+        match (self.0 & HEALTH_MASK) >> HEALTH_AT {
             0 => LoadHealth::Good,
             1 => LoadHealth::Late,
             _ => LoadHealth::Failed,
@@ -115,17 +104,17 @@ impl Entry {
     }
 
     fn is_of(&self, key: Fingerprint) -> bool {
-        (self.key ^ key.0) & FINGERPRINT_MASK == 0
+        (self.0 ^ key.0) & FINGERPRINT_MASK == 0
     }
 }
 
 impl tables::Entry for Entry {
     fn is_empty(&self) -> bool {
-        self.key == 0
+        self.0 == 0
     }
 
     fn home(&self) -> usize {
-        (self.key >> TABLE_BITS) as usize
+        (self.0 >> TABLE_BITS) as usize
     }
 
     fn home_of(key: Fingerprint) -> usize {
@@ -144,14 +133,14 @@ mod tests {
         #[test]
         fn it_finds_what_was_put_there_last_and_nothing_else(ops in proptest::collection::vec((0u8..3, 0u64..120), 1..600)) {
             let mut locations = Locations::default();
-            let mut model: HashMap<u64, (TierLocation, LoadHealth)> = HashMap::new();
+            let mut model: HashMap<u64, (TierId, LoadHealth)> = HashMap::new();
             let key = |k: u64| Fingerprint((k / 7) << 40 | (k % 7) << 12 | (k % 2));
             for (step, (op, k)) in ops.into_iter().enumerate() {
-                let location = TierLocation { tier: TierId(step as u8 % 8), at: Location(step as u64, k) };
+                let tier = TierId(step as u8 % 8);
                 match op {
                     0 => {
-                        let replaced = locations.insert(key(k), location);
-                        prop_assert_eq!(replaced, model.insert(k, (location, LoadHealth::Good)).map(|(location, _)| location));
+                        let replaced = locations.insert(key(k), tier);
+                        prop_assert_eq!(replaced, model.insert(k, (tier, LoadHealth::Good)).map(|(tier, _)| tier));
                     }
                     1 => {
                         locations.remove(key(k));
@@ -170,15 +159,27 @@ mod tests {
         }
     }
 
+    /// A tier is asked with the whole key, so what is wrongly known here is a lost hit and nothing else.
     #[test]
-    fn a_block_takes_at_most_64_bytes_once_there_are_many() {
+    fn two_keys_of_one_fingerprint_are_one_entry_and_the_end_of_either_is_the_end_of_both() {
+        let (mut locations, same) = (Locations::default(), Fingerprint(7 << 40 | 3));
+        assert_eq!(locations.insert(same, TierId(0)), None);
+        assert_eq!(locations.insert(same, TierId(1)), Some(TierId(0)), "the caller counts it for one tier only");
+        locations.set_health(same, LoadHealth::Failed);
+        assert_eq!((locations.get(same), locations.len()), (Some((TierId(1), LoadHealth::Failed)), 1));
+        (0..2).for_each(|_| locations.remove(same));
+        assert_eq!((locations.get(same), locations.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_block_takes_at_most_22_bytes_once_there_are_many() {
         let mut locations = Locations::default();
         for n in 0..1_000_000u64 {
             let hash = n.to_le_bytes();
-            locations.insert(key(7, NamespaceId(3), 0, &hash), TierLocation { tier: TierId(0), at: Location(n, n) });
+            locations.insert(key(7, NamespaceId(3), 0, &hash), TierId(0));
             if n > 100_000 && n % 10_000 == 0 {
                 let each = locations.heap_bytes() as f64 / n as f64;
-                assert!(each <= 64.0, "{each} bytes a block at {n}");
+                assert!(each <= MEMORY_BYTES_PER_BLOCK as f64, "{each} bytes a block at {n}");
             }
         }
     }

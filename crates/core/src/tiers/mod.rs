@@ -5,7 +5,7 @@
 //! lookup), `write_back` (to a tier), `tier_events` (reports of the tiers' driver).
 //!
 //! Invariants: `loading` counts all bytes that are being loaded; of these, `late` counts those that no request waits
-//! for any more, and `prefetch` those that no lookup has asked for yet. A block of an own tier has one location.
+//! for any more, and `prefetch` those that no lookup has asked for yet. A block is known to be on one own tier.
 //! Without a tier, nothing here is ever called.
 //!
 //! In the order of dependence: `locations` (which tier has which block), `presence` (answers of shared tiers), `marks`
@@ -25,7 +25,7 @@ use crate::tier::Position;
 pub use crate::key::TierId;
 pub(crate) use locations::LoadHealth;
 use locations::Locations;
-pub use locations::TierLocation;
+pub use locations::MEMORY_BYTES_PER_BLOCK;
 use marks::Marks;
 pub use marks::Touching;
 pub(crate) use presence::Presence;
@@ -358,7 +358,7 @@ impl Tiers {
     }
 
     /// An own tier comes before a shared one.
-    pub fn location(&self, key: Fingerprint) -> Option<(TierLocation, LoadHealth)> {
+    pub fn location(&self, key: Fingerprint) -> Option<(TierId, LoadHealth)> {
         self.locations.get(key).or_else(|| self.presence.location(key))
     }
 
@@ -372,16 +372,16 @@ impl Tiers {
         self.locations.touch_lines(keys);
     }
 
-    pub fn set_location(&mut self, key: Fingerprint, location: TierLocation) {
-        if let Some(replaced) = self.locations.insert(key, location) {
-            self.get_mut(replaced.tier).blocks -= 1;
+    pub fn set_location(&mut self, key: Fingerprint, tier: TierId) {
+        if let Some(replaced) = self.locations.insert(key, tier) {
+            self.get_mut(replaced).blocks -= 1;
         }
-        self.get_mut(location.tier).blocks += 1;
+        self.get_mut(tier).blocks += 1;
     }
 
     /// Forgets that `tier` has the block, if it is that tier that was known to.
     pub fn forget_location(&mut self, key: Fingerprint, tier: TierId) {
-        if self.locations.get(key).is_some_and(|(location, _)| location.tier == tier) {
+        if self.locations.get(key).is_some_and(|(known, _)| known == tier) {
             self.locations.remove(key);
             self.get_mut(tier).blocks -= 1;
         }

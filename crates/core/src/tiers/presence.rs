@@ -5,9 +5,8 @@
 
 use std::collections::HashMap;
 
-use super::locations::{LoadHealth, TierLocation};
+use super::locations::LoadHealth;
 use crate::key::{BlockKey, Fingerprint, TierId};
-use crate::tier::Location;
 
 /// Keys that are known of in one period: a few prompts of a million tokens. Half of them may be probed for prefetch.
 const MAX_KNOWN: usize = 1 << 17;
@@ -49,10 +48,10 @@ impl PresenceCache {
         self.recent.get(&key).or_else(|| self.older.get(&key)).copied()
     }
 
-    /// Where the key is, if it is known to be somewhere.
-    pub fn location(&self, key: Fingerprint) -> Option<(TierLocation, LoadHealth)> {
+    /// Which tier has the key, if one is known to.
+    pub fn location(&self, key: Fingerprint) -> Option<(TierId, LoadHealth)> {
         match self.get(key)? {
-            Presence::Present(tier, health) => Some((TierLocation { tier, at: Location::default() }, health)),
+            Presence::Present(tier, health) => Some((tier, health)),
             Presence::Pending(_) | Presence::Absent => None,
         }
     }
@@ -64,7 +63,7 @@ impl PresenceCache {
     }
 
     pub fn leave(&mut self, key: Fingerprint, tier: TierId) {
-        if self.location(key).is_some_and(|(location, _)| location.tier == tier) {
+        if self.location(key).is_some_and(|(known, _)| known == tier) {
             self.set(key, Presence::Absent);
         }
     }

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::tier::Location;
 use forebay_core::tiers::TierId;
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use forebay_io::pool::Pool;
@@ -133,7 +132,7 @@ struct Reports<'a> {
 }
 
 impl OpeningEvents for Reports<'_> {
-    fn found(&self, blocks: &[(BlockKey, Location)]) {
+    fn found(&self, blocks: &[BlockKey]) {
         for piece in blocks.chunks(BLOCKS_PER_EVENT) {
             self.shared.event(|state| state.tiers.of(self.tier).found(piece, &mut state.core));
         }

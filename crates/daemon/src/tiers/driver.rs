@@ -155,12 +155,11 @@ impl Driver {
     /// For `Effect::Promote`; the slot is written down as being filled.
     pub fn load(&mut self, core: &Core, block: BlockId, slot: SlotId, generation: Generation) {
         let key = core.block_key(block);
-        let at = core.tier_location(&key).map_or(Location::default(), |place| place.at);
         let under = Under::Load { block, slot, generation };
         let op = Operation {
             slot: Some((slot, generation)),
             length_bytes: core.block_length_bytes(block),
-            ..self.operation(under, OpKind::Load { at }, key)
+            ..self.operation(under, OpKind::Load { at: Location::default() }, key)
         };
         let now = self.now();
         let queue = if core.is_prefetch(block) { &mut self.prefetches } else { &mut self.loads };
@@ -292,9 +291,9 @@ impl Driver {
     }
 
     /// Blocks that the tier, or a part of it, had from the start.
-    pub fn found(&mut self, found: &[(BlockKey, Location)], core: &mut Core) {
+    pub fn found(&mut self, found: &[BlockKey], core: &mut Core) {
         self.purges.note_found(found);
-        found.iter().for_each(|(key, at)| core.tier_found(self.id, key, *at));
+        found.iter().for_each(|key| core.tier_found(self.id, key));
     }
 
     pub(super) fn now(&self) -> Duration {

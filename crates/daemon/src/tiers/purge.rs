@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use forebay_core::tier::{Location, Outcome, Tier};
+use forebay_core::tier::{Outcome, Tier};
 use forebay_core::{BlockKey, NamespaceId};
 
 use super::driver::{Driver, Under};
@@ -106,8 +106,8 @@ struct Walk {
 
 impl Purges {
     /// Blocks that the tier had from the start.
-    pub fn note_found(&mut self, found: &[(BlockKey, Location)]) {
-        let others = found.iter().map(|(key, _)| key.namespace).filter(|namespace| !self.is_purging(*namespace));
+    pub fn note_found(&mut self, found: &[BlockKey]) {
+        let others = found.iter().map(|key| key.namespace).filter(|namespace| !self.is_purging(*namespace));
         let others: Vec<NamespaceId> = others.collect();
         self.found.extend(others);
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::decorate::{Limits as Rates, Timed};
-use forebay_core::tier::{Capabilities, Location};
+use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, NamespaceId, Result};
 use forebay_io::header::Sealing;
@@ -131,7 +131,7 @@ pub trait Claimed: Send {
 /// What a tier reports to the core while it is being opened.
 pub trait OpeningEvents {
     /// The tier holds these blocks.
-    fn found(&self, blocks: &[(BlockKey, Location)]);
+    fn found(&self, blocks: &[BlockKey]);
 }
 
 impl Options {
@@ -158,7 +158,7 @@ pub trait Driven: Timed + Send {
     }
 
     /// Appends blocks of parts that came after the tier was opened, some at a time; it is woken for the rest.
-    fn take_found(&mut self, _found: &mut Vec<(BlockKey, Location)>) {}
+    fn take_found(&mut self, _found: &mut Vec<BlockKey>) {}
 
     /// Whether there are more of them to take.
     fn has_more_found(&self) -> bool {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_core::size::{human, human_at_most};
-use forebay_core::tier::{Capabilities, Location};
+use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, NamespaceId, Result};
 use forebay_io::Demand;
@@ -245,7 +245,7 @@ impl Driven for Ssd {
         self.is_earlier_io_done()
     }
 
-    fn take_found(&mut self, found: &mut Vec<(BlockKey, Location)>) {
+    fn take_found(&mut self, found: &mut Vec<BlockKey>) {
         Ssd::take_found(self, found);
     }
 

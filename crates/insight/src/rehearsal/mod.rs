@@ -272,10 +272,10 @@ impl Rehearsal {
             Effect::Freed { slot, .. } => watch.left(slot),
             Effect::Promote { block, slot, generation, .. } => {
                 let key = self.core.block_key(block);
-                let outcome = match self.core.tier_location(&key) {
-                    Some(place) => {
+                let outcome = match self.core.tier_of(&key) {
+                    Some(_) => {
                         let (_, disk) = self.disk.as_mut().expect("only a tier is loaded from");
-                        disk.read(place.at, &key);
+                        disk.read(&key);
                         Ended::Loaded { length_bytes: self.core.block_length_bytes(block), checksum: 0 }
                     }
                     // It was given up after the load was asked for.
@@ -298,20 +298,13 @@ impl Rehearsal {
 
     fn write(&mut self, tier: TierId, block: BlockId) {
         let (_, disk) = self.disk.as_mut().expect("only a tier is written to");
-        let at = disk.write(&self.core.block_key(block));
-        let is_kept = self.core.written_back(tier, block, Ended::Stored(at));
+        disk.write(&self.core.block_key(block));
+        let is_kept = self.core.written_back(tier, block, Ended::Stored(Location::default()));
         assert!(is_kept, "nothing is purged here");
         while disk.is_over() {
-            let reclaimed = disk.reclaim();
-            reclaimed.given_up.iter().for_each(|key| self.core.tier_evicted(tier, key));
-            reclaimed.carried.iter().for_each(|(key, at)| self.core.tier_found(tier, key, *at));
+            disk.reclaim().iter().for_each(|key| self.core.tier_evicted(tier, key));
         }
     }
-}
-
-/// Where a block lies on a disk: number of its segment, and its place there.
-fn location(segment: u64, place: usize) -> Location {
-    Location(segment, place as u64)
 }
 
 #[cfg(test)]

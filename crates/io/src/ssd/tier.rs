@@ -19,7 +19,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use forebay_core::decorate::Timed;
-use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockKey, ErrorKind, Result};
 
 use super::claim::{DiskClaim, OpenedDisk};
@@ -207,13 +207,13 @@ impl Ssd {
 
     /// Appends some of the blocks of disks that came. True if there are more; then it wakes the owner. A block that is
     /// stored meanwhile may be among them.
-    pub fn take_found(&mut self, found: &mut Vec<(BlockKey, Location)>) -> bool {
+    pub fn take_found(&mut self, found: &mut Vec<BlockKey>) -> bool {
         if let Some((place, at)) = self.found.pop_front()
             && let State::Open(disk) = &self.parts[place].state
         {
             let (entries, next) = disk.index.piece(at, PLACES_AT_A_TIME);
             let served = entries.filter(|entry| !entry.is_withdrawn);
-            found.extend(served.map(|entry| (entry.key(), entry.location())));
+            found.extend(served.map(Entry::key));
             next.into_iter().for_each(|at| self.found.push_front((place, at)));
         }
         let is_more = self.has_more_found();

@@ -360,7 +360,7 @@ fn a_disk_that_cannot_be_read_for_long_is_as_one_that_is_missing_until_it_can() 
     (0..400).for_each(|_| bed.turn());
     let mut found = Vec::new();
     while bed.ssd.take_found(&mut found) {}
-    let found: HashSet<u64> = found.iter().map(|(key, _)| number_of(key)).collect();
+    let found: HashSet<u64> = found.iter().map(number_of).collect();
     assert_eq!(found, of_first.iter().copied().collect(), "its blocks are hits again");
     assert!(matches!(bed.look(of_first[700], BLOCK_BYTES), Outcome::Loaded { .. }));
     // A block of which both have a copy is gone when it was removed from both.

@@ -175,9 +175,8 @@ impl Medium {
     }
 
     /// What a disk finds on itself when it is opened.
-    pub fn found(&self) -> Vec<(BlockKey, Location)> {
-        let known = self.blocks.keys().filter(|_| !self.is_shared);
-        known.map(|key| (*key, Location::default())).collect()
+    pub fn found(&self) -> Vec<BlockKey> {
+        self.blocks.keys().filter(|_| !self.is_shared).copied().collect()
     }
 
     /// One transfer comes a step nearer to its end.
