@@ -168,7 +168,7 @@ impl Disk {
 
     /// A block that exists need not be written, and an absent one need not be removed.
     fn answered_at_once(&mut self, op: &Operation) -> bool {
-        let is_same = |entry: &&Entry| entry.checksum == op.checksum && entry.length_bytes == op.length_bytes;
+        let is_same = |entry: &Entry| entry.checksum == op.checksum && entry.length_bytes == op.length_bytes;
         let outcome = match op.kind {
             OpKind::Store => self.index.get(&op.key).filter(is_same).map(|entry| Outcome::Stored(entry.location())),
             _ => self.index.record(&op.key).is_none().then_some(Outcome::Absent),

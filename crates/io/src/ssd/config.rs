@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use forebay_core::tiers::Limits;
 use forebay_core::{Error, Result};
 
-use super::layout::{FIRST_SEGMENT_AT, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MIN_SEGMENTS};
+use super::layout::{FIRST_SEGMENT_AT, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MIN_SEGMENTS, MOST_PAGES, PAGE};
 use crate::uring::EngineChoice;
 
 /// Of a segment whose length is not given.
@@ -118,7 +118,8 @@ impl SsdConfig {
                 .with("segment_bytes", segment_bytes)
                 .hint("leave `tier.ssd.segment_bytes` out for the default"));
         }
-        let segments = u32::try_from(usable_bytes / segment_bytes).unwrap_or(u32::MAX);
+        let most = MOST_PAGES * PAGE / segment_bytes;
+        let segments = (usable_bytes / segment_bytes).min(most).try_into().unwrap_or(u32::MAX);
         if segments < MIN_SEGMENTS {
             return Err(Error::invalid(format!("a disk must hold at least {MIN_SEGMENTS} segments"))
                 .with("capacity_bytes", bytes)

@@ -484,7 +484,7 @@ fn unix_seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-fn info(entry: &Entry) -> BlockInfo {
+fn info(entry: Entry) -> BlockInfo {
     BlockInfo {
         key: entry.key(),
         location: entry.location(),

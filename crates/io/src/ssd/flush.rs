@@ -141,7 +141,7 @@ impl Disk {
 
     fn settle_record(&mut self, record: &Record, segment: u32, moved_from: Option<u64>) -> Outcome {
         self.space.segment(segment).whole.push(*record);
-        let found = self.index.record(&record.key).copied();
+        let found = self.index.record(&record.key);
         match record.kind {
             RecordKind::Block => {
                 let is_news = match moved_from {

@@ -28,6 +28,8 @@ pub(super) const RECORDS_PER_SEGMENT: u32 = 16_384;
 /// Length of the longest footer.
 pub(super) const FOOTER_BYTES: u64 = (RECORDS_PER_SEGMENT as u64 * RECORD_BYTES as u64).next_multiple_of(PAGE) + PAGE;
 
+/// Of all segments of a disk: 4 PiB. The index has bits for so many.
+pub(super) const MOST_PAGES: u64 = 1 << 40;
 /// No disk counts so far in its life. A number above is damage; below, sums of two never overflow.
 pub(super) const MOST: u64 = 1 << 62;
 
@@ -84,6 +86,7 @@ impl Geometry {
         self.segment_bytes.is_power_of_two()
             && (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&self.segment_bytes)
             && self.segments >= MIN_SEGMENTS
+            && self.segment_bytes / PAGE * u64::from(self.segments) <= MOST_PAGES
     }
 
     pub(super) fn encode_superblock(&self, owner: u128) -> Page {

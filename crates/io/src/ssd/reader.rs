@@ -37,11 +37,11 @@ impl Disk {
 
     fn start_load(&mut self, op: Operation) -> Result<(), Outcome> {
         // The block may have been evicted while the load waited.
-        let Some(&entry) = self.index.get(&op.key) else {
+        let Some(entry) = self.index.get(&op.key) else {
             self.counters.absent_loads += 1;
             return Err(Outcome::Absent);
         };
-        if entry.record_of(op.key).seal() != entry.seal {
+        if !entry.is_sealed() {
             self.counters.corrupt_blocks += 1;
             self.withdraw(&op.key);
             return Err(Outcome::Failed(ErrorKind::Corrupt));

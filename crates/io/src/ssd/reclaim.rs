@@ -83,7 +83,7 @@ impl Disk {
                 break;
             }
             room -= bytes;
-            hot.push_front(entry.record_of(entry.key()));
+            hot.push_front(entry.record());
         }
         hot
     }

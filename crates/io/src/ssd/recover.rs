@@ -281,7 +281,7 @@ impl Opening {
 impl Opening {
     fn contents(&mut self, geometry: Geometry) -> Result<Contents> {
         let mut contents = Contents {
-            index: Index::new(geometry.segments),
+            index: Index::new(geometry.segments, geometry.pages()),
             space: Space::new(geometry),
             last_sequence: 0,
             written_bytes: 0,

@@ -426,7 +426,7 @@ impl Ssd {
             let State::Open(disk) = &mut part.state else { continue };
             if disk.is_gone() {
                 completions.append(&mut disk.completions);
-                self.gone.push_back((std::mem::replace(&mut disk.index, Index::new(0)), 0));
+                self.gone.push_back((std::mem::replace(&mut disk.index, Index::new(0, 1)), 0));
                 let missing = State::Missing(taken_by_another().to_string());
                 drop_aside(std::mem::replace(&mut part.state, missing));
                 self.inbox.waker.wake();
