@@ -85,13 +85,13 @@ pub fn run(arguments: &Doctor) -> Result<(), Failure> {
         config.socket.directory = found;
     }
     let mut daemon = runtime()?.block_on(daemon::examine(&config));
-    let has_disks = tier::has_disks(&config, daemon.tiers.as_deref());
+    let disks = tier::disks(&config, daemon.tiers.as_deref());
     // A daemon that does not answer has the disks, and is what is wrong: said first, and the disks are not judged.
     let mut checks = Vec::new();
     if daemon.is_silent {
         checks.append(&mut daemon.checks);
     }
-    checks.extend(machine::checks(&config, daemon.holdings.as_ref(), has_disks));
+    checks.extend(machine::checks(&config, daemon.holdings.as_ref(), disks));
     checks.extend(tier::sealing(&config));
     match daemon.is_silent {
         true => checks.extend(tier::unjudged(&config)),

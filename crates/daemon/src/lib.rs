@@ -40,5 +40,5 @@ mod turns;
 mod vital;
 
 pub use serve::serve;
-pub use tiers::CLAIM_COMMAND;
+pub use tiers::{CLAIM_COMMAND, Disks, IndexMemory};
 pub use vital::{abort_on_panic, current_thread_runtime, write_whole};

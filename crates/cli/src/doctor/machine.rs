@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::Result;
 use forebay_daemon::config::Config;
+use forebay_daemon::{Disks, IndexMemory};
 use forebay_device::Level;
 use forebay_io::pool::Room;
 
@@ -13,15 +14,18 @@ use super::{Check, pool};
 use crate::machine::{field, read};
 use crate::output::size;
 
-/// `holdings` is what a running daemon says of its pool; `has_disks` says whether blocks go to disks of this host.
-pub fn checks(config: &Config, holdings: Option<&Holdings>, has_disks: bool) -> Vec<Check> {
+/// `holdings` is what a running daemon says of its pool; `disks` are those of this host to which blocks go.
+pub fn checks(config: &Config, holdings: Option<&Holdings>, disks: Option<Disks>) -> Vec<Check> {
     let capacity_bytes = holdings.map_or(config.pool.capacity_bytes.0, |holdings| holdings.capacity_bytes);
     let held_bytes = holdings.map_or_else(|| bytes_in(&config.pool.directory), |holdings| holdings.populated_bytes);
     let room = Room::read(&existing(&config.pool.directory));
     let mut checks = vec![memory(&room, capacity_bytes, held_bytes)];
+    let missing_bytes = capacity_bytes.saturating_sub(held_bytes);
+    let known = disks.filter(|disks| disks.capacity_bytes > 0).zip(room.as_ref().ok());
+    checks.extend(known.map(|(disks, room)| index(&disks.when_full(), room, missing_bytes)));
     checks.extend(pool::checks(config, holdings, held_bytes));
     // Only the i/o of disks gains from pinned memory.
-    let to_pin_bytes = if has_disks { capacity_bytes } else { 0 };
+    let to_pin_bytes = if disks.is_some() { capacity_bytes } else { 0 };
     checks.extend(room.ok().map(|room| memlock(room.memlock_bytes, may_pin_all(), to_pin_bytes)));
     checks.push(io_uring(read("/proc/sys/kernel/io_uring_disabled").trim(), ring()));
     checks.push(cpu(&Level::available()));
@@ -43,6 +47,14 @@ fn memory(room: &Result<Room>, capacity_bytes: u64, held_bytes: u64) -> Check {
     let (available, cgroup) = (size(room.memory_available_bytes), cgroup.unwrap_or_default());
     let (held, capacity) = (size(held_bytes.min(capacity_bytes)), size(capacity_bytes));
     Check::ok("memory", format!("{available} are available{cgroup}; the pool has {held} of its {capacity} already"))
+}
+
+/// Whether the blocks of full disks fit into memory beside the part of the pool that is `missing_bytes` long.
+fn index(memory: &IndexMemory, room: &Room, missing_bytes: u64) -> Check {
+    match memory.check(room, missing_bytes) {
+        Ok(()) => Check::ok("disk index", memory.said()),
+        Err(error) => Check::warn("disk index", error.to_string(), error.hint_text().unwrap_or_default()),
+    }
 }
 
 /// `to_pin_bytes` is the pool, if pinning is of use.
@@ -152,6 +164,15 @@ mod tests {
         assert!(memory(&narrow, 1 << 30, 0).finding.contains("2.0 GiB in the control group"));
         let endless = room(64 << 30).map(|room| Room { cgroup_available_bytes: Some(i64::MAX as u64), ..room });
         assert!(!memory(&endless, 4 << 30, 0).finding.contains("control group"));
+    }
+
+    #[test]
+    fn disks_whose_blocks_outgrow_memory_are_a_warning_and_the_finding_says_by_how_much() {
+        let memory = Disks { capacity_bytes: 30 << 40, ..Disks::default() }.when_full();
+        assert_eq!(index(&memory, &room(16 << 30).unwrap(), 4 << 30).verdict, Verdict::Ok);
+        let narrow = index(&memory, &room(16 << 30).unwrap(), 15 << 30);
+        assert_eq!(narrow.verdict, Verdict::Warn);
+        assert!(narrow.finding.contains("blocks of 1.0 MiB") && narrow.hint.is_some(), "{narrow:?}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The tiers below the pool: what a running daemon says of them, else what each says of its configuration.
 
 use forebay_core::Result;
+use forebay_daemon::Disks;
 use forebay_daemon::config::{Config, TierSpec};
 use forebay_rpc::proto::{DiskInfo, StoreInfo, TierInfo};
 
@@ -45,12 +46,24 @@ pub fn unjudged(config: &Config) -> Vec<Check> {
     config.configured_tiers().flat_map(judged).collect()
 }
 
-/// Whether blocks move between the pool and disks of this host.
-pub fn has_disks(config: &Config, running: Option<&[TierInfo]>) -> bool {
-    match running {
-        Some(tiers) => tiers.iter().any(|tier| !is_shared(config, &tier.name)),
-        None => config.configured_tiers().any(|tier| !tier.capabilities().is_shared),
-    }
+/// The disks of this host to which blocks go, if there are any: without a daemon, as long as they are configured.
+pub fn disks(config: &Config, running: Option<&[TierInfo]>) -> Option<Disks> {
+    let served = |disk: &DiskInfo| Disks {
+        capacity_bytes: disk.capacity_bytes,
+        blocks: disk.blocks,
+        live_bytes: disk.live_bytes,
+    };
+    let own: Vec<Disks> = match running {
+        Some(tiers) => {
+            let own = tiers.iter().filter(|tier| !is_shared(config, &tier.name));
+            own.map(|tier| Disks::all(tier.disks.iter().map(served))).collect()
+        }
+        None => {
+            let own = config.configured_tiers().filter(|tier| !tier.capabilities().is_shared);
+            own.map(|tier| Disks { capacity_bytes: tier.capacity_bytes().unwrap_or(0), ..Disks::default() }).collect()
+        }
+    };
+    (!own.is_empty()).then(|| Disks::all(own.into_iter()))
 }
 
 fn examined(tier: &dyn TierSpec) -> Vec<Check> {
@@ -258,5 +271,17 @@ mod tests {
             checks[2]
         );
         assert!(super::checks(&Config::default(), None).is_empty());
+        assert_eq!(disks(&config, None), Some(Disks { capacity_bytes: 64 << 20, ..Disks::default() }));
+        assert_eq!(disks(&Config::default(), None), None);
+        let held = DiskInfo { capacity_bytes: 1 << 30, blocks: 3, live_bytes: 9, ..DiskInfo::default() };
+        let [ssd, redis] = ["ssd", "redis"].map(|name| TierInfo {
+            name: name.to_string(),
+            disks: vec![held.clone(), held.clone()],
+            ..TierInfo::default()
+        });
+        assert_eq!(
+            disks(&config, Some(&[ssd, redis])),
+            Some(Disks { capacity_bytes: 2 << 30, blocks: 6, live_bytes: 18 })
+        );
     }
 }

@@ -4,19 +4,21 @@
 //! mistake. A disk that is missing prevents nothing. Opening runs while the daemon serves, on a thread for each tier;
 //! if it fails, only that tier's blocks are misses.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::tiers::TierId;
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
-use forebay_io::pool::Pool;
+use forebay_io::pool::{Pool, Room};
+use forebay_io::ssd::DiskReport;
 use tokio::sync::oneshot;
 
 use super::drive_tiers;
 use crate::config::Config;
 use crate::state::{Shared, State};
-use crate::tiers::Failure;
 use crate::tiers::spec::{Claimed, Driven, OpeningEvents, TierSpec};
+use crate::tiers::{Disks, Failure};
 use crate::vital;
 
 /// How often a shared store that cannot be opened is tried again.
@@ -86,6 +88,7 @@ impl Opening {
         let no_wake = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot wait for a tier").source(error);
         let wake = tier.wake_fd().try_clone_to_owned().map_err(no_wake)?;
         let (name, can_store) = (self.name, tier.capabilities().can_store);
+        reckon(&tier.disks(), shared);
         shared.event(|state| {
             if !can_store {
                 tracing::warn!(tier = name, "cannot write to the tier; it is used read-only");
@@ -122,6 +125,18 @@ impl Opening {
                 outcome => return outcome,
             }
         }
+    }
+}
+
+/// The log says if the disks' blocks will have no room in memory.
+fn reckon(disks: &[DiskReport], shared: &Shared) {
+    let missing_bytes = |state: &State| state.core.capacity_bytes().saturating_sub(state.core.populated_bytes());
+    let pool_bytes = missing_bytes(&shared.lock());
+    // Where memory cannot be read, the pool has said so.
+    let Ok(room) = Room::read(Path::new("/")) else { return };
+    if let Err(error) = Disks::of(disks).when_full().check(&room, pool_bytes) {
+        let hint = error.hint_text().unwrap_or_default();
+        tracing::warn!(%error, hint, "the disks may outgrow this host's memory");
     }
 }
 

@@ -11,6 +11,7 @@
 mod driver;
 mod empty_shared;
 mod fs;
+mod index_memory;
 #[cfg(test)]
 mod memory;
 mod object;
@@ -33,6 +34,7 @@ use spec::TierSpec;
 
 pub use driver::Failure;
 pub use empty_shared::Busy;
+pub use index_memory::{Disks, IndexMemory};
 pub use purge::PurgeReport;
 pub use report::{Moved, Report, Standing};
 pub use spec::TICK;

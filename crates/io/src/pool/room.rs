@@ -51,23 +51,38 @@ impl Room {
         })
     }
 
+    /// What the machine could still give to a process without taking the reserve of others, and its control group too.
+    pub fn free_memory_bytes(&self) -> u64 {
+        self.left_in_group_bytes().map_or(self.left_in_machine_bytes(), |bytes| bytes.min(self.left_in_machine_bytes()))
+    }
+
+    fn left_in_machine_bytes(&self) -> u64 {
+        self.memory_available_bytes.saturating_sub(self.reserve_bytes())
+    }
+
+    fn reserve_bytes(&self) -> u64 {
+        RESERVE_BYTES.min(self.memory_total_bytes / RESERVE_SHARE)
+    }
+
+    /// A group has to hold the daemon too, and what the kernel counts for it. Past its limit the daemon is killed.
+    fn left_in_group_bytes(&self) -> Option<u64> {
+        let left = |bytes: u64| bytes.saturating_sub((bytes / RESERVE_SHARE).clamp(DAEMON_BYTES, RESERVE_BYTES));
+        self.cgroup_available_bytes.map(left)
+    }
+
     /// Errors with `Full`, the numbers and a hint if `needed_bytes` of new memory do not fit. What nobody can raise is
     /// judged first: with too little memory, a larger filesystem is no help.
     pub fn check(&self, needed_bytes: u64) -> Result<()> {
-        let reserve = RESERVE_BYTES.min(self.memory_total_bytes / RESERVE_SHARE);
-        let memory = self.memory_available_bytes.saturating_sub(reserve);
-        // A group has to hold the daemon too, and what the kernel counts for it. Past its limit the daemon is killed.
-        let of_group = |bytes: u64| bytes.saturating_sub((bytes / RESERVE_SHARE).clamp(DAEMON_BYTES, RESERVE_BYTES));
-        let free_memory = match needed_bytes.saturating_add(reserve) <= self.memory_total_bytes {
+        let free_memory = match needed_bytes.saturating_add(self.reserve_bytes()) <= self.memory_total_bytes {
             true => "free memory, or lower `pool.capacity_bytes`".to_owned(),
             false => {
                 format!("lower `pool.capacity_bytes`: this machine has {} of memory", human(self.memory_total_bytes))
             }
         };
         let limits = [
-            (Some(memory), "of memory is available", free_memory),
+            (Some(self.left_in_machine_bytes()), "of memory is available", free_memory),
             (
-                self.cgroup_available_bytes.map(of_group),
+                self.left_in_group_bytes(),
                 "is left in the control group beside the daemon's own memory",
                 "raise the control group's memory limit, or lower `pool.capacity_bytes`".to_owned(),
             ),
