@@ -1,4 +1,4 @@
-"""`bench/gpu.sh`, which measures on a GPU host, rehearsed on the fake driver."""
+"""`bench/gpu.sh`, which measures on a GPU host, rehearsed on the fake driver; and what `forebay doctor` says of its GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from rig.paths import CHECKOUT
+from rig.paths import CHECKOUT, forebay_binary
 
 ROWS = {1, 2, 3, 4, 5, 6}
 
@@ -22,3 +22,20 @@ def test_every_row_runs_on_the_fake_driver_and_the_script_says_what_is_missing(t
     assert late["value"] == 0
     assert "Not measured:" in ran.stderr and "no figure above is a GPU's" in ran.stderr
     assert not list(Path("/dev/shm").glob("forebay-gpu-*")), "the script has left its files"
+
+
+def test_doctor_has_a_line_for_each_gpu_that_the_driver_shows(tmp_path: Path) -> None:
+    subprocess.run(
+        ["cargo", "build", "--quiet", "--locked", "--package", "forebay-fake-cuda"], cwd=CHECKOUT, check=True
+    )
+    (tmp_path / "libcuda.so.1").symlink_to(CHECKOUT / "target" / "debug" / "libfake_cuda.so")
+    command = [forebay_binary(), "doctor", "--json", "--pool.capacity_bytes", "64MiB", "--http.address", "127.0.0.1:0"]
+    places = ["--socket.directory", tmp_path / "sockets", "--pool.directory", tmp_path / "pool"]
+    env = {"LD_LIBRARY_PATH": str(tmp_path), "FOREBAY_CONFIG": ""}
+    ran = subprocess.run([*command, *places], check=False, capture_output=True, text=True, timeout=60, env=env)
+    found = {check["name"]: check for check in json.loads(ran.stdout)["checks"]}
+    for ordinal in (0, 1):
+        check = found[f"gpu {ordinal}"]
+        assert check["verdict"] == "ok"
+        assert check["finding"].startswith(f"fake GPU {ordinal}, at fake:0{ordinal}:00.0, ")
+        assert check["finding"].endswith("CUDA 13.0")

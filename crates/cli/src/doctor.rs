@@ -5,6 +5,7 @@
 //! removes with its session.
 
 mod daemon;
+mod gpu;
 mod machine;
 mod pool;
 mod tier;
@@ -92,6 +93,7 @@ pub fn run(arguments: &Doctor) -> Result<(), Failure> {
         checks.append(&mut daemon.checks);
     }
     checks.extend(machine::checks(&config, daemon.holdings.as_ref(), disks));
+    checks.extend(gpu::checks());
     checks.extend(tier::sealing(&config));
     match daemon.is_silent {
         true => checks.extend(tier::unjudged(&config)),

@@ -46,6 +46,10 @@ unsafe extern "C" fn error_name(error: u32, out: *mut *const c_char) -> u32 {
     give(Ok(name.into_raw().cast_const()), out)
 }
 
+unsafe extern "C" fn device_count(out: *mut c_int) -> u32 {
+    give(FAKE.device_count().map(|count| count as c_int), out)
+}
+
 unsafe extern "C" fn device(out: *mut c_int, ordinal: c_int) -> u32 {
     give(FAKE.device(ordinal as u32).map(|device| device.0), out)
 }
@@ -64,14 +68,28 @@ unsafe extern "C" fn attribute(out: *mut c_int, attribute: c_uint, device: c_int
     give(FAKE.attribute(Device(device), known), out)
 }
 
+unsafe extern "C" fn name(out: *mut c_char, bytes: c_int, device: c_int) -> u32 {
+    // SAFETY: the caller's buffer has `bytes` bytes.
+    unsafe { spell(FAKE.name(Device(device)), out, bytes) }
+}
+
 unsafe extern "C" fn pci_bus_id(out: *mut c_char, bytes: c_int, device: c_int) -> u32 {
-    let id = match FAKE.pci_bus_id(Device(device)) {
-        Ok(id) if id.len() < bytes as usize => CString::new(id).expect("it has no null"),
+    // SAFETY: the caller's buffer has `bytes` bytes.
+    unsafe { spell(FAKE.pci_bus_id(Device(device)), out, bytes) }
+}
+
+/// Writes a text to where the caller wants it.
+///
+/// # Safety
+/// The place has so many bytes.
+unsafe fn spell(answer: Answer<String>, out: *mut c_char, bytes: c_int) -> u32 {
+    let text = match answer {
+        Ok(text) if text.len() < bytes as usize => CString::new(text).expect("it has no null"),
         Ok(_) => return Status::INVALID_VALUE.0,
         Err(error) => return error.0,
     };
-    // SAFETY: the caller's buffer has `bytes` bytes, which were compared.
-    unsafe { out.copy_from_nonoverlapping(id.as_ptr(), id.count_bytes() + 1) };
+    // SAFETY: as stated, and the text with its end was compared with them.
+    unsafe { out.copy_from_nonoverlapping(text.as_ptr(), text.count_bytes() + 1) };
     0
 }
 
@@ -386,11 +404,13 @@ macro_rules! functions {
     };
 }
 
-static FUNCTIONS: [(&str, c_int, Address); 39] = functions! {
+static FUNCTIONS: [(&str, c_int, Address); 41] = functions! {
     "cuInit", 2000: init;
     "cuDriverGetVersion", 2020: version;
     "cuGetErrorName", 6000: error_name;
+    "cuDeviceGetCount", 2000: device_count;
     "cuDeviceGet", 2000: device;
+    "cuDeviceGetName", 2000: name;
     "cuDeviceGetAttribute", 2000: attribute;
     "cuDeviceGetPCIBusId", 4010: pci_bus_id;
     "cuDeviceGetUuid", 11040: uuid;

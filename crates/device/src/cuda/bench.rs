@@ -4,7 +4,7 @@
 //! Invariants: a figure of a copy comes after the same copies were checked with new random bytes. Nothing here is part
 //! of an engine. On the fake driver the same code runs, and its figures mean nothing.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -17,6 +17,7 @@ use serde::Serialize;
 use super::context::Context;
 use super::driver::{Attribute, Driver, StreamHandle};
 use super::engine::{CudaCopyEngine, CudaOptions, MULTIPROCESSORS, START_PATIENCE};
+use super::gpus::{Link, ROOT};
 use super::lane::Lane;
 use super::methods::{Method, singles};
 use super::ops::Op;
@@ -217,27 +218,20 @@ pub fn peaks(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent) -> Result<V
         // A driver that is older than an attribute does not know it.
         figures.extend(bench.context.attribute(attribute).ok().map(|value| figure(what, f64::from(value), unit)));
     }
-    figures.extend(link(bench.context.bus_id()));
+    let Link { numa_node, lanes, most_lanes, gt_per_s, most_gt_per_s } =
+        Link::read(Path::new(ROOT), bench.context.bus_id());
+    let told = [
+        ("NUMA node of the device", numa_node.map(f64::from), ""),
+        ("speed of the link now", gt_per_s, "GT/s"),
+        ("speed of the link at most", most_gt_per_s, "GT/s"),
+        ("width of the link now", lanes.map(f64::from), "lanes"),
+        ("width of the link at most", most_lanes.map(f64::from), "lanes"),
+    ];
+    figures.extend(told.into_iter().filter_map(|(what, value, unit)| Some(figure(what, value?, unit))));
     Random(extent.seed).fill(&bench.sent);
     let names = ["peak of a load", "peak of a store", "peak of both ways at once"];
     figures.extend(names.into_iter().zip(bench.peaks(extent)?).map(|(what, peak)| figure(what, peak, "GB/s")));
     Ok(figures)
-}
-
-/// The device's node and its link to the host, as far as the system tells them of a place such as `0000:3b:00.0`.
-fn link(bus_id: &str) -> Vec<Figure> {
-    let folder = Path::new("/sys/bus/pci/devices").join(bus_id);
-    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
-    // `16.0 GT/s PCIe`, `16`, `-1`.
-    let number = |name: &str| read(name)?.split_whitespace().next()?.parse::<f64>().ok();
-    let files = [
-        ("NUMA node of the device", "numa_node", ""),
-        ("speed of the link now", "current_link_speed", "GT/s"),
-        ("speed of the link at most", "max_link_speed", "GT/s"),
-        ("width of the link now", "current_link_width", "lanes"),
-        ("width of the link at most", "max_link_width", "lanes"),
-    ];
-    files.into_iter().filter_map(|(what, name, unit)| number(name).map(|value| figure(what, value, unit))).collect()
 }
 
 /// Row 2: how long the driver takes to register memory that is populated, 1 GiB at a time, and to let it go.

@@ -37,17 +37,7 @@ impl Context {
     /// `Unsupported` if the driver has no such device, `Unavailable` if it cannot be used now, `Timeout` if it has not
     /// started within `patience`.
     pub fn retain(driver: Arc<dyn Driver>, ordinal: u32, patience: Duration) -> Result<Context> {
-        let (sender, retained) = mpsc::sync_channel(1);
-        // If nobody waits any more, what it sends is dropped at once, and releases the context.
-        let start = move || _ = sender.send(Context::retain_now(driver, ordinal));
-        let cannot = |error| Error::new(ErrorKind::Unavailable, "cannot start a thread").source(error);
-        thread::Builder::new().name("forebay-cuda".to_string()).spawn(start).map_err(cannot)?;
-        retained.recv_timeout(patience).unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::Timeout, "the driver does not start")
-                .with("device", ordinal)
-                .with("seconds", patience.as_secs_f64())
-                .hint("see whether `nvidia-smi` answers; if it hangs as well, the GPU or its driver has to be reset"))
-        })
+        within(patience, move || Context::retain_now(driver, ordinal))
     }
 
     fn retain_now(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Context> {
@@ -155,7 +145,24 @@ impl Drop for Entered<'_> {
     }
 }
 
-fn failed(driver: &dyn Driver, what: &'static str, status: Status) -> Error {
+/// What starts the driver, on a thread of its own. `Timeout` if that has not ended within `patience`.
+pub(super) fn within<T: Send + 'static>(
+    patience: Duration,
+    start: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (sender, started) = mpsc::sync_channel(1);
+    // If nobody waits any more, what it sends is dropped at once, and releases a context.
+    let start = move || _ = sender.send(start());
+    let cannot = |error| Error::new(ErrorKind::Unavailable, "cannot start a thread").source(error);
+    thread::Builder::new().name("forebay-cuda".to_string()).spawn(start).map_err(cannot)?;
+    started.recv_timeout(patience).unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Timeout, "the driver does not start")
+            .with("seconds", patience.as_secs_f64())
+            .hint("see whether `nvidia-smi` answers; if it hangs as well, the GPU or its driver has to be reset"))
+    })
+}
+
+pub(super) fn failed(driver: &dyn Driver, what: &'static str, status: Status) -> Error {
     let kind = match status {
         Status::NOT_FOUND | Status::INVALID_VALUE => ErrorKind::Unsupported,
         Status::STUB_LIBRARY | Status::NO_DEVICE | Status::INVALID_DEVICE => ErrorKind::Unsupported,

@@ -136,7 +136,10 @@ pub trait Driver: Send + Sync {
     /// Whether the driver has batched copies.
     fn has_batch(&self) -> bool;
 
+    /// Devices that this process may see.
+    fn device_count(&self) -> Answer<u32>;
     fn device(&self, ordinal: u32) -> Answer<Device>;
+    fn name(&self, device: Device) -> Answer<String>;
     fn attribute(&self, device: Device, attribute: Attribute) -> Answer<i32>;
     fn pci_bus_id(&self, device: Device) -> Answer<String>;
     /// The device's own number, the same in every process and after a restart.

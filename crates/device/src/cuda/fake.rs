@@ -481,6 +481,10 @@ impl Driver for Fake {
         !self.lock().has(|fault| matches!(fault, Fault::NoBatch))
     }
 
+    fn device_count(&self) -> Answer<u32> {
+        self.call("device_count").map(|state| state.devices)
+    }
+
     fn device(&self, ordinal: u32) -> Answer<Device> {
         let state = self.call("device")?;
         if ordinal < state.devices { Ok(Device(ordinal as i32)) } else { Err(Status::INVALID_VALUE) }
@@ -489,6 +493,10 @@ impl Driver for Fake {
     fn attribute(&self, _device: Device, attribute: Attribute) -> Answer<i32> {
         let state = self.call("attribute")?;
         Ok(if attribute == Attribute::MaxPitch { state.max_pitch() as i32 } else { attribute as i32 })
+    }
+
+    fn name(&self, device: Device) -> Answer<String> {
+        self.call("name").map(|_| format!("fake GPU {}", device.0))
     }
 
     fn pci_bus_id(&self, device: Device) -> Answer<String> {

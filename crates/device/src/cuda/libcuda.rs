@@ -19,6 +19,8 @@ use super::driver::{
 };
 use crate::copy::Memory;
 
+/// The library would bring a C library of its own into a program that has one already.
+const IS_STATIC: bool = cfg!(target_feature = "crt-static");
 const LIBRARY: &CStr = c"libcuda.so.1";
 /// Drivers of CUDA 12.0 and newer have it, and nothing older is served.
 const FINDER: &CStr = c"cuGetProcAddress_v2";
@@ -46,7 +48,9 @@ table! {
     init: c"cuInit", 2000, (c_uint);
     version: c"cuDriverGetVersion", 2020, (*mut c_int);
     error_name: c"cuGetErrorName", 6000, (u32, *mut *const c_char);
+    device_count: c"cuDeviceGetCount", 2000, (*mut c_int);
     device: c"cuDeviceGet", 2000, (*mut c_int, c_int);
+    name: c"cuDeviceGetName", 2000, (*mut c_char, c_int, c_int);
     attribute: c"cuDeviceGetAttribute", 2000, (*mut c_int, c_uint, c_int);
     pci_bus_id: c"cuDeviceGetPCIBusId", 4010, (*mut c_char, c_int, c_int);
     uuid: c"cuDeviceGetUuid", 11040, (*mut [u8; 16], c_int);
@@ -144,6 +148,21 @@ pub struct LibCuda {
 impl LibCuda {
     /// `Unsupported` without a library, or with one that lacks what is needed.
     pub fn load() -> Result<LibCuda> {
+        let missing = || match IS_STATIC {
+            false => Error::new(ErrorKind::Unsupported, "there is no `libcuda.so.1`").hint(
+                "it comes with NVIDIA's driver; in a container, start it with the GPU's runtime, as with `--gpus all`",
+            ),
+            true => Error::new(ErrorKind::Unsupported, "a program that is linked statically loads no `libcuda.so.1`")
+                .hint("take the `forebay` command that the wheel brings along"),
+        };
+        LibCuda::find()?.ok_or_else(missing)
+    }
+
+    /// None without a library; `Unsupported` if it cannot be loaded or lacks what is needed.
+    pub fn find() -> Result<Option<LibCuda>> {
+        if IS_STATIC {
+            return Ok(None);
+        }
         // SAFETY: names are terminated; the library's initialisers are those that any user of a GPU runs. The handle is
         // not closed, so the functions stay.
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -151,7 +170,8 @@ impl LibCuda {
             // SAFETY: it is the loader's message for the call above on this thread: null, or terminated and there until
             // the thread's next call of the loader.
             let told = unsafe { libc::dlerror().as_ref().map(|told| CStr::from_ptr(told)) };
-            return Err(not_loaded(&told.unwrap_or_default().to_string_lossy()));
+            let told = told.unwrap_or_default().to_string_lossy();
+            return if is_missing(&told) { Ok(None) } else { Err(not_loaded(&told)) };
         }
         // SAFETY: `library` is open and the name terminated.
         let finder = unsafe { libc::dlsym(library, FINDER.as_ptr()) };
@@ -167,18 +187,16 @@ impl LibCuda {
         if table.capture_mode.is_none() || table.synchronize.is_none() || table.copy.is_none() {
             return Err(too_old("a function that copies, waits, or leaves captures alone"));
         }
-        Ok(LibCuda { table })
+        Ok(Some(LibCuda { table }))
     }
 }
 
-/// `told`: why, in the loader's words, which begin with the name of the file that it could not load.
+/// `told`: why it is not loaded, in the loader's words, which begin with the name of the file that it could not load.
+fn is_missing(told: &str) -> bool {
+    told.contains("libcuda.so.1") && told.ends_with("No such file or directory")
+}
+
 fn not_loaded(told: &str) -> Error {
-    const MISSING: &str = "No such file or directory";
-    if told.contains("libcuda.so.1") && told.ends_with(MISSING) {
-        return Error::new(ErrorKind::Unsupported, "there is no `libcuda.so.1`").hint(
-            "it comes with NVIDIA's driver; in a container, start it with the GPU's runtime, as with `--gpus all`",
-        );
-    }
     Error::new(ErrorKind::Unsupported, "`libcuda.so.1` cannot be loaded").source(told).hint(
         "the file, or one that it needs, is damaged or of another kind of machine: install NVIDIA's driver anew; in a \
          container, see what is mounted there",
@@ -244,6 +262,11 @@ impl Driver for LibCuda {
         self.table.batch_12.is_some() || self.table.batch_13.is_some()
     }
 
+    fn device_count(&self) -> Answer<u32> {
+        let mut count = 0;
+        call!(self.device_count(&mut count)).map(|()| count as u32)
+    }
+
     fn device(&self, ordinal: u32) -> Answer<Device> {
         let mut device = 0;
         call!(self.device(&mut device, ordinal as c_int)).map(|()| Device(device))
@@ -252,6 +275,12 @@ impl Driver for LibCuda {
     fn attribute(&self, device: Device, attribute: Attribute) -> Answer<i32> {
         let mut value = 0;
         call!(self.attribute(&mut value, attribute as c_uint, device.0)).map(|()| value)
+    }
+
+    fn name(&self, device: Device) -> Answer<String> {
+        let mut name = [0u8; 256];
+        call!(self.name(name.as_mut_ptr().cast(), name.len() as c_int, device.0))?;
+        Ok(CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
     }
 
     fn pci_bus_id(&self, device: Device) -> Answer<String> {
@@ -444,8 +473,7 @@ mod tests {
 
     #[test]
     fn a_library_that_cannot_be_loaded_is_not_called_missing() {
-        let missing = not_loaded("libcuda.so.1: cannot open shared object file: No such file or directory");
-        assert_eq!(missing.to_string(), "there is no `libcuda.so.1`");
+        assert!(is_missing("libcuda.so.1: cannot open shared object file: No such file or directory"));
         for told in [
             "libcuda.so.1: file too short",
             "/usr/lib/libcuda.so.1: invalid ELF header",
@@ -453,8 +481,8 @@ mod tests {
             "libnvidia-other.so.5: cannot open shared object file: No such file or directory",
         ] {
             let error = not_loaded(told);
-            assert!(error.to_string().ends_with(told) && !error.to_string().contains("there is no"), "{error}");
-            assert!(missing.hint_text().is_some() && error.hint_text().is_some_and(|hint| hint.contains("anew")));
+            assert!(error.to_string().ends_with(told) && !is_missing(told), "{error}");
+            assert!(error.hint_text().is_some_and(|hint| hint.contains("anew")));
         }
     }
 }

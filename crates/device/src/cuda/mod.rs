@@ -7,7 +7,7 @@
 //! `kernel` queue these on the stream of a `lane`, whose thread waits for them and stages what is not registered;
 //! `register` pins the pool. `choice` says which methods are used for a job, of those that `selftest` has found to copy
 //! rightly at the start; it goes by `costs`, which `calibrate` measures and keeps. [`context`] is the device's context,
-//! [`driver`] the calls of a driver, [`libcuda`] the real one.
+//! [`driver`] the calls of a driver, [`libcuda`] the real one. [`gpus`] says what is there, without a context.
 //!
 //! Order, as the engine's own offloading has it: a store follows what its stream of the model has queued, and reads in
 //! the order of its stream. A load follows it too, since its destination may still be read or zeroed. Both directions
@@ -22,6 +22,7 @@ pub mod driver;
 pub mod engine;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
+pub mod gpus;
 mod kernel;
 mod lane;
 #[allow(unsafe_code)]
