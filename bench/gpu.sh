@@ -4,8 +4,10 @@
 #   bench/gpu.sh [FOLDER]              on a GPU host
 #   bench/gpu.sh --rehearse [FOLDER]   the same steps in a small size on the fake driver: its figures mean nothing
 #
-# Figures go to FOLDER/gpu.jsonl; FOLDER is $OUT or the repository's root if none is given.
-# It needs `target/release/examples/gpu`, built here if cargo is at hand and else to be brought along (about 1 MB):
+# Figures go to FOLDER/gpu.jsonl, those of the methods to device.json and device.svg beside it; FOLDER is $OUT or the
+# repository's root if none is given. It needs `target/release/forebay` ($FOREBAY_BIN names another one) and
+# `target/release/examples/gpu`, built here if cargo is at hand and else to be brought along:
+# `cargo build --release --locked --package forebay-cli` and
 # `cargo build --release --locked --package forebay-device --example gpu`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,16 +20,20 @@ fi
 out=${1:-${OUT:-.}}
 mkdir -p "$out"
 result=$out/gpu.jsonl
-gpu=target/$profile/examples/gpu
+gpu=target/$profile/examples/gpu forebay=${FOREBAY_BIN:-target/$profile/forebay}
 
+build() {
+  [ -n "${FOREBAY_BIN:-}" ] || cargo build --quiet --locked "$@" --package forebay-cli --bin forebay
+  cargo build --quiet --locked "$@" --package forebay-device --example gpu
+}
 if [ "$profile" = debug ]; then
-  cargo build --quiet --locked --package forebay-device --example gpu
+  build
   cargo build --quiet --locked --package forebay-fake-cuda
   fake=$(mktemp -d)
   ln -s "$PWD/target/debug/libfake_cuda.so" "$fake/libcuda.so.1"
   export LD_LIBRARY_PATH=$fake
 elif command -v cargo > /dev/null; then
-  cargo build --release --quiet --locked --package forebay-device --example gpu
+  build --release
 fi
 # In memory, where a pool lies; containers often have too little there, and a file that is cached serves as well.
 free_shm=$(df --output=avail --block-size=1G /dev/shm | tail -1)
@@ -68,15 +74,20 @@ row 2 "register with a small limit" 60 prlimit --memlock=65536:65536 \
 rm "$shm/pool"
 row 2 "register huge pages" 60 "$gpu" register "huge pages" "$bytes"
 
-row 3 methods "$limit" "$gpu" methods
+methods=()
+[ "$profile" = debug ] && methods=(--size-bytes 4KiB --count 16 --working-set-bytes 1MiB --runs 1 --product-rows 16)
+begun=$SECONDS
+timeout "$limit" "$forebay" bench device --engine cuda "${methods[@]}" --json --plot "$out/device.svg" \
+  > "$out/device.json" || failed+=("3 methods")
+echo "row 3, methods: $((SECONDS - begun)) s" >&2
 row 4 checksums 60 "$gpu" checksums
 row 5 schedules "$limit" "$gpu" schedules
 row 6 kills 90 "$gpu" kills "$shm/kills" "$kills"
 
 cat "$result"
-cat >&2 << 'END'
-Not measured: copies beside a matrix product, by the kernel or the driver; time to first token;
-vLLM itself, with its graphs, sleep mode, expandable segments and preemption; several GPUs; NUMA placement; AMD.
+cat >&2 << END
+Not measured: time to first token; vLLM itself,
+with its graphs, sleep mode, expandable segments and preemption; several GPUs; NUMA placement; AMD.
 END
 if [ "$profile" = debug ]; then
   echo "A rehearsal on the fake driver: no figure above is a GPU's." >&2

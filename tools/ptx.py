@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes crates/device/src/cuda/kernels/copy.ptx of copy.cu again, and assembles it: `tools/ptx.py [--write] [FOLDER]`.
+"""Makes the texts in crates/device/src/cuda/kernels of their sources again, and assembles them: `tools/ptx.py [--write]
+[FOLDER]`.
 
-Fails if the text differs from the one that is there, unless it is to write it, and if the assembler refuses it for one
+Fails if a text differs from the one that is there, unless it is to write it, and if the assembler refuses one for one
 of the GPUs below. Compiler and assembler are NVIDIA's packages on PyPI; neither needs a GPU or a driver. FOLDER keeps
 them; without one they go again. Status 3: they cannot be had here.
 """
@@ -15,6 +16,7 @@ import sys
 import tempfile
 
 KERNELS = pathlib.Path(__file__).parents[1] / "crates/device/src/cuda/kernels"
+NAMES = ["copy", "product"]
 # The first compiler of CUDA 12, whose text every driver for CUDA 12 loads; a newer one would write a newer dialect.
 COMPILER = "nvidia-cuda-nvrtc-cu12==12.0.76"
 # The last assembler of CUDA 12: it knows more GPUs, and refuses what a driver of today would refuse.
@@ -43,11 +45,12 @@ def fetch(package: str, folder: pathlib.Path) -> pathlib.Path:
     return place
 
 
-def compiled(compiler: pathlib.Path) -> str:
+def compiled(compiler: pathlib.Path, kernel: str) -> str:
     (library,) = compiler.glob("**/libnvrtc.so.12")
     nvrtc = ctypes.CDLL(str(library))
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    source, name = (KERNELS / "copy.cu").read_bytes(), b"copy.cu"
+    path = KERNELS / f"{kernel}.cu"
+    source, name = path.read_bytes(), path.name.encode()
     options = (ctypes.c_char_p * len(OPTIONS))(*map(str.encode, OPTIONS))
     if status := nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None):
         sys.exit(f"the compiler does not begin: status {status}")
@@ -57,7 +60,7 @@ def compiled(compiler: pathlib.Path) -> str:
     text = ctypes.create_string_buffer(size.value)
     getattr(nvrtc, f"nvrtcGet{what}")(program, text)
     if status:
-        sys.exit(f"the compiler refuses {KERNELS / 'copy.cu'}:\n{text.value.decode()}")
+        sys.exit(f"the compiler refuses {path}:\n{text.value.decode()}")
     return text.value.decode().rstrip("\n") + "\n"
 
 
@@ -73,17 +76,19 @@ def assemble(assembler: pathlib.Path, ptx: pathlib.Path) -> None:
         )
         if said.returncode != 0:
             sys.exit(f"the assembler refuses {ptx} for {gpu}:\n{said.stderr}")
-        print(f"{gpu}: {next((line for line in said.stderr.splitlines() if 'registers' in line), '').strip()}")
+        registers = next((line for line in said.stderr.splitlines() if "registers" in line), "")
+        print(f"{ptx.stem} on {gpu}: {registers.strip()}")
 
 
 def main(folder: pathlib.Path, writes: bool) -> None:
-    text, ptx = compiled(fetch(COMPILER, folder)), KERNELS / "copy.ptx"
-    if writes:
-        ptx.write_text(text)
-    before = ptx.read_text().splitlines()
-    if difference := list(difflib.unified_diff(before, text.splitlines(), "there", "made", lineterm="")):
-        sys.exit("\n".join([f"{ptx} is not what the compiler makes of copy.cu:", *difference]))
-    assemble(fetch(ASSEMBLER, folder), ptx)
+    for kernel in NAMES:
+        text, ptx = compiled(fetch(COMPILER, folder), kernel), KERNELS / f"{kernel}.ptx"
+        if writes:
+            ptx.write_text(text)
+        before = ptx.read_text().splitlines()
+        if difference := list(difflib.unified_diff(before, text.splitlines(), "there", "made", lineterm="")):
+            sys.exit("\n".join([f"{ptx} is not what the compiler makes of {kernel}.cu:", *difference]))
+        assemble(fetch(ASSEMBLER, folder), ptx)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rig.paths import CHECKOUT, forebay_binary
 
-ROWS = {1, 2, 3, 4, 5, 6}
+ROWS = {1, 2, 4, 5, 6}
+METHODS = {"kernel", "batch", "loop", "pitched"}
 
 
 def test_every_row_runs_on_the_fake_driver_and_the_script_says_what_is_missing(tmp_path: Path) -> None:
@@ -18,6 +19,9 @@ def test_every_row_runs_on_the_fake_driver_and_the_script_says_what_is_missing(t
     figures = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert {figure["row"] for figure in figures} == ROWS
     assert all(figure["value"] >= 0 for figure in figures)
+    measured = json.loads((tmp_path / "device.json").read_text())["rows"]
+    assert {row["method"] for row in measured if row["engine"] == "cuda"} == METHODS
+    assert (tmp_path / "device.svg").read_text().startswith("<svg")
     (late,) = [figure for figure in figures if "a byte changed" in figure["what"]]
     assert late["value"] == 0
     assert "Not measured:" in ran.stderr and "no figure above is a GPU's" in ran.stderr

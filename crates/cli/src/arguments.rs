@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use forebay_bench::transfer::TransferBench;
 use forebay_daemon::config::{Bytes, Setting};
 use forebay_device::bench::CopyBench;
+use forebay_device::bench::device::DeviceBench;
 use forebay_fabric::Options;
 use forebay_io::redis::{RedisConfig, bench as redis};
 use forebay_io::ssd::bench as ssd;
@@ -314,6 +315,8 @@ pub struct Doctor {
 pub enum Bench {
     /// Measure copies between tensors and slots, against a plain parallel memcpy of the same bytes
     Copy(BenchCopy),
+    /// Measure copies from and to a GPU, against the peak of pinned memory; without one the engine over host memory
+    Device(BenchDevice),
     /// Measure lookups over the daemon's socket, against an empty call of as many bytes
     Lookup(BenchLookup),
     /// Measure the Redis tier on a running server: stores, loads, lookups, and the best size of values
@@ -459,6 +462,46 @@ pub struct BenchCopy {
         default_value_t = Bytes(CopyBench::default().working_set_bytes))]
     pub working_set_bytes: Bytes,
     /// Write a plot of throughput against the size of a block to this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<std::path::PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct BenchDevice {
+    /// What copies: `cuda`, the driver of an NVIDIA GPU, or `host`, the engine over host memory; by default a GPU where
+    /// there is one
+    #[arg(long, value_name = "ENGINE", value_parser = ["cuda", "host"])]
+    pub engine: Option<String>,
+    /// Position of the GPU among those that this process may see
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub device: u32,
+    /// Bytes of a copy, a multiple of 16; may be given several times
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_values_t = sizes(&DeviceBench::default().sizes_bytes))]
+    pub size_bytes: Vec<Bytes>,
+    /// Copies submitted at once; may be given several times. What does not fit the working set is left out
+    #[arg(long, value_name = "COUNT", default_values_t = DeviceBench::default().counts)]
+    pub count: Vec<usize>,
+    /// Direction, `load`, `store` or `both` at once; may be given several times; by default all
+    #[arg(long, value_name = "DIRECTION", value_parser = ["load", "store", "both"],
+        default_values = ["load", "store", "both"], hide_default_value = true)]
+    pub direction: Vec<String>,
+    /// Bytes of memory on each side of a copy
+    #[arg(long, value_name = "BYTES", value_parser = bytes,
+        default_value_t = Bytes(DeviceBench::default().working_set_bytes))]
+    pub working_set_bytes: Bytes,
+    /// Runs of each row; a row shows their median
+    #[arg(long, value_name = "COUNT", default_value_t = DeviceBench::default().runs)]
+    pub runs: usize,
+    /// Rows of the matrices of a product beside which a GPU's copies are measured too, a multiple of 4; 0 for none
+    #[arg(long, value_name = "COUNT", default_value_t = DeviceBench::default().product_rows)]
+    pub product_rows: u32,
+    /// Threads of the engine over host memory and of its memcpy; by default as many as the engine chooses
+    #[arg(long, value_name = "COUNT", conflicts_with = "device")]
+    pub threads: Option<usize>,
+    /// Write a plot of throughput against the size of a copy to this SVG file
     #[arg(long, value_name = "FILE")]
     pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object

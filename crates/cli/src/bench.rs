@@ -1,6 +1,7 @@
 //! `forebay bench`: measurements, as a table while they are made and as one JSON object for reports.
 
 mod copy;
+mod device;
 mod lookup;
 mod plot;
 mod redis;
@@ -29,6 +30,7 @@ const REMOVAL: Duration = Duration::from_secs(5);
 pub fn run(arguments: &Bench) -> std::result::Result<(), Failure> {
     match arguments {
         Bench::Copy(arguments) => copy::run(arguments),
+        Bench::Device(arguments) => device::run(arguments),
         Bench::Lookup(arguments) => lookup::run(arguments),
         Bench::Redis(arguments) => redis::run(arguments),
         Bench::Ssd(arguments) => ssd::run(arguments),

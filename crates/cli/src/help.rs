@@ -44,6 +44,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("doctor", &["forebay doctor --pool.capacity_bytes 200GiB", "forebay doctor --json"]),
     ("bench", &["forebay bench lookup"]),
     ("bench copy", &["forebay bench copy --threads 2"]),
+    ("bench device", &["forebay bench device", "forebay bench device --engine host --size-bytes 64KiB --count 256"]),
     ("bench lookup", &["forebay bench lookup", "forebay bench lookup --socket.directory /run/forebay --keys 1024"]),
     ("bench redis", &["forebay bench redis redis://localhost --sweep"]),
     ("bench ssd", &["forebay bench ssd /mnt/nvme/measured --size-bytes 1048576"]),

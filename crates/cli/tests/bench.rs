@@ -226,6 +226,29 @@ fn copies_are_measured_as_stores_loads_and_summed_loads_of_each_shape() {
 }
 
 #[test]
+fn without_a_gpu_the_engine_over_host_memory_is_measured_each_way_and_both_ways_at_once() {
+    let shape = ["--size-bytes", "4096", "--size-bytes", "64KiB", "--count", "16"];
+    let amount = ["--working-set-bytes", "1MiB", "--runs", "1", "--threads", "1"];
+    let directory = tempfile::tempdir().expect("a directory");
+    let plot = directory.path().join("plot.svg");
+    let drawn = ["--json", "--engine", "host", "--plot", plot.to_str().unwrap()];
+    let report = run(&[&["bench", "device"][..], &shape, &amount, &drawn].concat()).json();
+    assert_plot(&plot, &["load", "store", "both", "threads, 16 copies", "memcpy"]);
+    let rows = rows(&report, "device");
+    let found: Vec<_> =
+        rows.iter().map(|row| (row["direction"].as_str().unwrap(), row["size_bytes"].as_u64().unwrap())).collect();
+    let of = |bytes| [("load", bytes), ("store", bytes), ("both", bytes)];
+    assert_eq!(found, [of(4096), of(65536)].concat());
+    for row in &rows {
+        assert!(row["gb_per_s"].as_f64().unwrap() > 0.0 && row["ratio"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["engine"] == "host" && row["multiprocessors"].is_null() && row["count"] == 16, "{row}");
+    }
+    let told = run(&[&["bench", "device"][..], &shape, &amount, &["--direction", "load"]].concat());
+    assert_eq!(told.code, 0, "{told:?}");
+    assert!(told.err.contains("no GPU is measured") || told.out.contains("cuda"), "{told:?}");
+}
+
+#[test]
 fn the_ssd_is_measured_on_a_file_of_its_own_that_is_gone_afterwards() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let path = directory.path().join("disk");

@@ -8,7 +8,7 @@ use golden::assert_golden;
 
 #[test]
 fn help_is_the_golden_one() {
-    let commands: [&[&str]; 16] = [
+    let commands: [&[&str]; 17] = [
         &[],
         &["serve"],
         &["inspect"],
@@ -18,6 +18,7 @@ fn help_is_the_golden_one() {
         &["config"],
         &["doctor"],
         &["bench", "copy"],
+        &["bench", "device"],
         &["bench", "lookup"],
         &["bench", "redis"],
         &["bench", "ssd"],
@@ -102,6 +103,8 @@ fn a_wrong_argument_is_refused_with_the_nearest_one() {
         (&["bench", "ssd", "disk", "--capacity-bytes", "1"], "`--capacity-bytes` cannot be `1`", "it must be"),
         (&["bench", "ssd", "disk", "--size-bytes", "1KiB"], "`--size-bytes` cannot be `1KiB`", "it must be"),
         (&["bench", "copy", "--threads", "0"], "`--threads` cannot be `0`", "it must be"),
+        (&["bench", "device", "--size-bytes", "100"], "`--size-bytes` cannot be `100`", "a multiple of 16"),
+        (&["bench", "device", "--product-rows", "7"], "`--product-rows` cannot be `7`", "a multiple of 4"),
         (&["bench", "lookup", "--keys", "many"], "invalid value `many`", "--help"),
         (&["bench", "lookup", "--keys", "0"], "`--keys` cannot be `0`", "it must be from 1"),
         (&["serve", "extra"], "`extra`", "--help"),

@@ -1,6 +1,6 @@
 //! The rows of `bench/gpu.sh`, one a call: `gpu ROW [ARGUMENTS]`. Prints one figure as JSON a line.
 //!
-//! peaks · register WHAT BYTES [FILE] · methods · checksums · schedules · kills FILE COUNT · kill-me FILE; a last
+//! peaks · register WHAT BYTES [FILE] · checksums · schedules · kills FILE COUNT · kill-me FILE; a last
 //! argument `small` cuts a row to what the fake driver bears.
 
 use std::error::Error;
@@ -30,7 +30,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["peaks"] => bench::peaks(driver()?, ORDINAL, &extent)?.into_iter().for_each(tell),
-        ["methods"] => bench::methods(driver()?, ORDINAL, &extent, tell)?,
         ["checksums"] => bench::checksums(&driver()?, ORDINAL, &extent)?.into_iter().for_each(tell),
         ["schedules"] => {
             for layout in [Layout::Layers, Layout::Blocks] {

@@ -6,6 +6,8 @@
 //! machine that lasts longer than a pair affects both. Before the pairs the engine's copy is checked against the
 //! source, which has new bytes for each row.
 
+pub mod device;
+
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;

@@ -1,5 +1,6 @@
-//! What has to be measured on a GPU, for `bench/gpu.sh`: the device and its peaks, registration, the methods by size,
-//! the checksum beside stores, the engine's order of calls with every byte checked, and kills in the middle of stores.
+//! What has to be measured on a GPU, for `bench/gpu.sh`: the device and its peaks, registration, the checksum beside
+//! stores, the engine's order of calls with every byte checked, and kills in the middle of stores. And the methods by
+//! size, for `forebay bench device`.
 //!
 //! Invariants: a figure of a copy comes after the same copies were checked with new random bytes. Nothing here is part
 //! of an engine. On the fake driver the same code runs, and its figures mean nothing.
@@ -22,8 +23,10 @@ use super::lane::Lane;
 use super::methods::{Method, singles};
 use super::ops::Op;
 use super::pitched;
+use super::product::Product;
 use super::register::Pool;
-use crate::bench::{Random, cpu_time};
+use crate::bench::Random;
+use crate::bench::device::{DeviceBench, Side, Way, median, wrong};
 use crate::copy::{self, Level, Memory};
 use crate::engine::CopyEngine;
 use crate::job::{After, Direction, Item, Job, Outcome, Until};
@@ -36,10 +39,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Extent {
     /// Of a peak, and of the pool.
     pub bytes: u64,
-    /// Of a copy.
-    pub sizes: Vec<u64>,
-    /// Copies of a call.
-    pub counts: Vec<usize>,
     pub repeats: usize,
     /// Of the engine's order of calls.
     pub schedules: u64,
@@ -47,15 +46,14 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// For a GPU: about two minutes.
+    /// For a GPU: about a minute.
     pub fn whole(seed: u64) -> Extent {
-        let sizes = (12..=24).step_by(2).map(|power| 1 << power).collect();
-        Extent { bytes: 512 << 20, sizes, counts: vec![16, 256, 4096], repeats: 5, schedules: 400, seed }
+        Extent { bytes: 512 << 20, repeats: 5, schedules: 400, seed }
     }
 
     /// For a rehearsal on the fake driver: seconds.
     pub fn small(seed: u64) -> Extent {
-        Extent { bytes: 4 << 20, sizes: vec![4096, 65536], counts: vec![16, 64], repeats: 1, schedules: 8, seed }
+        Extent { bytes: 4 << 20, repeats: 1, schedules: 8, seed }
     }
 }
 
@@ -121,8 +119,8 @@ impl Bench {
     }
 
     /// GB/s of a load, of a store, and of both at once, in one copy each.
-    fn peaks(&self, extent: &Extent) -> Result<[f64; 3]> {
-        let (bytes, half) = (extent.bytes, extent.bytes / 2);
+    fn peaks(&self, repeats: usize) -> Result<[f64; 3]> {
+        let (bytes, half) = (self.sent.len() as u64, self.sent.len() as u64 / 2);
         let op = |at: u64, host: &Memory, bytes| vec![Op::new(self.device + at, host.address(), bytes)];
         let (load, store) = (op(0, &self.sent, bytes), op(0, &self.back, bytes));
         // One that warms up, and arrives before it goes back.
@@ -131,7 +129,7 @@ impl Bench {
         same(&self.sent, &self.back, "a peak")?;
         let both = (op(0, &self.sent, half), op(half, &self.back, half));
         let speed = |loads: &[Op], stores: &[Op]| -> Result<f64> {
-            let passes = (0..extent.repeats).map(|_| self.at_once(Method::Loop, loads, stores));
+            let passes = (0..repeats).map(|_| self.at_once(Method::Loop, loads, stores));
             Ok(gb_per_s("", bytes, median(passes.collect::<Result<_>>()?)).value)
         };
         Ok([speed(&load, &[])?, speed(&[], &store)?, speed(&both.0, &both.1)?])
@@ -152,43 +150,29 @@ impl Bench {
         Ok(())
     }
 
-    /// Copies as a method takes them.
-    fn shape(&self, method: Method, host: &Memory, size: u64, count: usize, random: &mut Random) -> Vec<Op> {
+    /// Copies as a method takes them, in the first `room` bytes of either side; fewer than `count` if no more fit.
+    fn shape(&self, method: Method, room: u64, size: u64, count: usize, random: &mut Random) -> Vec<Op> {
+        let op = |there: u64, here: u64| Op::new(self.device + there * size, self.sent.address() + here * size, size);
+        let places = room / size;
         if method == Method::Pitched {
-            let places = (0..count as u64).map(|at| pitched::place(at) * size);
-            return places.map(|at| Op::new(self.device + at, host.address() + at, size)).collect();
+            let fits = |place: &u64| *place < places;
+            return (0..count as u64).map(pitched::place).filter(fits).map(|place| op(place, place)).collect();
         }
-        self.shuffled(host, size, count, random)
+        let [there, here] = [(); 2].map(|()| random.permutation(places as u32));
+        there.into_iter().zip(here).take(count).map(|(there, here)| op(there.into(), here.into())).collect()
     }
 
-    /// Loads into one half of the device, and stores from the other one; none if it has no room for both.
+    /// Half of the copies are loads into one half of the device, and half are stores from the other one.
     fn halves(&self, method: Method, size: u64, count: usize, random: &mut Random) -> [Vec<Op>; 2] {
-        let bytes = self.sent.len() as u64;
-        if 2 * size * count as u64 > bytes {
-            return [Vec::new(), Vec::new()];
-        }
-        let half = |at: u64| self.device + at % (bytes / 2 / size * size);
-        let loads = self.shape(method, &self.sent, size, count, random);
-        let loads: Vec<_> = match method {
-            Method::Pitched => loads,
-            _ => loads.into_iter().map(|op| Op { device: half(op.device - self.device), ..op }).collect(),
-        };
-        let stores = loads.iter().map(|op| self.mirrored(&Op { device: op.device + bytes / 2, ..*op })).collect();
+        let half = self.sent.len() as u64 / 2;
+        let loads = self.shape(method, half, size, count / 2, random);
+        let stores = loads.iter().map(|op| self.mirrored(&Op { device: op.device + half, ..*op })).collect();
         [loads, stores]
     }
 
     /// The same copy for what comes back.
     fn mirrored(&self, op: &Op) -> Op {
         Op { host: op.host - self.sent.address() + self.back.address(), ..*op }
-    }
-
-    /// Copies of `size` from shuffled places of `host` to shuffled places of the device.
-    fn shuffled(&self, host: &Memory, size: u64, count: usize, random: &mut Random) -> Vec<Op> {
-        let room = (host.len() as u64 / size) as u32;
-        let (there, here) = (random.permutation(room), random.permutation(room));
-        let at = |base: u64, place: u32| base + u64::from(place) * size;
-        let pairs = there.into_iter().zip(here).take(count);
-        pairs.map(|(d, h)| Op::new(at(self.device, d), at(host.address(), h), size)).collect()
     }
 }
 
@@ -230,7 +214,7 @@ pub fn peaks(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent) -> Result<V
     figures.extend(told.into_iter().filter_map(|(what, value, unit)| Some(figure(what, value?, unit))));
     Random(extent.seed).fill(&bench.sent);
     let names = ["peak of a load", "peak of a store", "peak of both ways at once"];
-    figures.extend(names.into_iter().zip(bench.peaks(extent)?).map(|(what, peak)| figure(what, peak, "GB/s")));
+    figures.extend(names.into_iter().zip(bench.peaks(extent.repeats)?).map(|(what, peak)| figure(what, peak, "GB/s")));
     Ok(figures)
 }
 
@@ -261,51 +245,90 @@ pub fn registration(driver: Arc<dyn Driver>, ordinal: u32, what: &str, memory: M
     Ok(figures)
 }
 
-/// Row 3: each method by size, number and direction, and both directions at once: the speed, its share of this run's
-/// peak of pinned memory, and the processor time of this process. Shuffled copies, or evenly spaced rows for the method
-/// that copies these. Every shape is checked there and back before it is timed. The kernel loads only, so what it has
-/// loaded comes back by another method.
-pub fn methods(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent, mut tell: impl FnMut(Figure)) -> Result<()> {
-    let mut bench = Bench::new(driver, ordinal, extent.bytes)?;
+/// What `forebay bench device` measures on a device: each method of its driver. Shuffled copies, or evenly spaced rows
+/// for the method that copies these. The kernel loads only, so what it has loaded comes back by another method.
+pub(crate) fn side(driver: Arc<dyn Driver>, ordinal: u32, asked: &DeviceBench) -> Result<impl Side + use<>> {
+    let mut bench = Bench::new(driver, ordinal, asked.working_set_bytes)?;
     let [_, loads] = &mut bench.lanes;
-    if let Err(error) = loads.load_kernel(MULTIPROCESSORS) {
-        tell(figure(format!("no kernel: {}", error.told()), 0.0, ""));
+    // Without it there are the driver's own methods.
+    let _ = loads.load_kernel(MULTIPROCESSORS);
+    Random(asked.seed).fill(&bench.sent);
+    let methods = Method::ALL.into_iter().filter(|method| bench.lanes[Direction::Load as usize].has(*method)).collect();
+    let context = bench.context.clone();
+    let product = (asked.product_rows > 0).then(|| Product::load(context, asked.product_rows));
+    // An older device takes neither.
+    let product = match product.transpose() {
+        Err(error) if error.kind() == ErrorKind::Corrupt => return Err(error),
+        product => product.ok().flatten(),
+    };
+    Ok(Methods { product, bench, methods, method: Method::Loop, laid: Default::default() })
+}
+
+/// The methods of a device, and the copies of the shape that is measured.
+struct Methods {
+    product: Option<Product>,
+    bench: Bench,
+    methods: Vec<Method>,
+    method: Method,
+    /// Loads and stores, by the position of the way.
+    laid: [[Vec<Op>; 2]; 3],
+}
+
+impl Side for Methods {
+    fn engine(&self) -> &'static str {
+        "cuda"
     }
-    let mut random = Random(extent.seed);
-    random.fill(&bench.sent);
-    let peaks = bench.peaks(extent)?;
-    for method in Method::ALL.into_iter().filter(|method| bench.lanes[Direction::Load as usize].has(*method)) {
-        for (size, count) in extent.sizes.iter().flat_map(|size| extent.counts.iter().map(move |count| (*size, *count)))
-        {
-            if size * count as u64 > extent.bytes {
-                continue;
-            }
-            let there = bench.shape(method, &bench.sent, size, count, &mut random);
-            let back: Vec<_> = there.iter().map(|op| bench.mirrored(op)).collect();
-            bench.check(method, &there, &back)?;
-            let [half_there, half_back] = bench.halves(method, size, count, &mut random);
-            // Two different halves of the device, so that neither way reads what the other writes.
-            let ways =
-                [("load", &there, &Vec::new()), ("store", &Vec::new(), &back), ("both", &half_there, &half_back)];
-            for ((way, loads, stores), peak) in ways.into_iter().zip(peaks) {
-                let bytes = loads.iter().chain(stores).map(|op| op.bytes).sum::<u64>();
-                if bytes == 0 || !stores.is_empty() && !method.copies(Direction::Store) {
-                    continue;
-                }
-                let what = format!("{way}, {}, {count} x {size} B", method.name());
-                let (begun, repeats) = (cpu_time(), extent.repeats as u64);
-                let passes = (0..repeats).map(|_| bench.at_once(method, loads, stores)).collect::<Result<_>>()?;
-                let cpu = cpu_time() - begun;
-                let speed = gb_per_s(what.clone(), bytes, median(passes));
-                let share = speed.value / peak;
-                tell(speed);
-                tell(figure(format!("of the peak: {what}"), share, "ratio"));
-                let per_gb = cpu.as_secs_f64() / ((bytes * repeats) as f64 / 1e9);
-                tell(figure(format!("processor: {what}"), per_gb, "s/GB"));
-            }
-        }
+
+    fn baseline(&self) -> &'static str {
+        "pinned"
     }
-    Ok(())
+
+    fn peaks(&self, runs: usize) -> Result<[f64; 3]> {
+        self.bench.peaks(runs)
+    }
+
+    fn methods(&self) -> Vec<&'static str> {
+        self.methods.iter().map(|method| method.name()).collect()
+    }
+
+    fn multiprocessors(&self, method: usize) -> Option<u32> {
+        // The driver's own methods copy by engines of the device that do nothing else.
+        let is_kernel = self.methods[method] == Method::Kernel;
+        Some(if is_kernel { self.bench.lanes[Direction::Load as usize].multiprocessors() } else { 0 })
+    }
+
+    fn lay_out(&mut self, method: usize, size: u64, count: usize, random: &mut Random) -> Result<()> {
+        let (bench, method) = (&self.bench, self.methods[method]);
+        let there = bench.shape(method, bench.sent.len() as u64, size, count, random);
+        let back: Vec<_> = there.iter().map(|op| bench.mirrored(op)).collect();
+        bench.check(method, &there, &back)?;
+        self.method = method;
+        self.laid = match method.copies(Direction::Store) {
+            true => {
+                let both = bench.halves(method, size, count, random);
+                [[there, Vec::new()], [Vec::new(), back], both]
+            }
+            false => [[there, Vec::new()], Default::default(), Default::default()],
+        };
+        Ok(())
+    }
+
+    fn bytes(&self, way: Way) -> u64 {
+        self.laid[way as usize].iter().flatten().map(|op| op.bytes).sum()
+    }
+
+    fn pass(&self, way: Way) -> Result<Duration> {
+        let [loads, stores] = &self.laid[way as usize];
+        self.bench.at_once(self.method, loads, stores)
+    }
+
+    fn has_product(&self) -> bool {
+        self.product.is_some()
+    }
+
+    fn beside_product(&self, run: &mut dyn FnMut() -> Result<()>) -> Result<Option<f64>> {
+        self.product.as_ref().expect("there is one").beside(run)
+    }
 }
 
 /// Row 4: a store of the engine's by the number of summing threads: until its tensors are released, and until it is
@@ -593,13 +616,4 @@ pub fn populated(bytes: u64, seed: u64) -> Result<Memory> {
 fn same(one: &Memory, other: &Memory, what: &str) -> Result<()> {
     let bytes = |memory: &Memory| checksum(memory.span(0, memory.len() as u64).bytes());
     if bytes(one) == bytes(other) { Ok(()) } else { Err(wrong(what)) }
-}
-
-fn wrong(what: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, "bytes came back changed").with("from", what)
-}
-
-fn median(mut passes: Vec<Duration>) -> Duration {
-    passes.sort_unstable();
-    passes[passes.len() / 2]
 }

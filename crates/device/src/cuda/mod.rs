@@ -8,6 +8,7 @@
 //! `register` pins the pool. `choice` says which methods are used for a job, of those that `selftest` has found to copy
 //! rightly at the start; it goes by `costs`, which `calibrate` measures and keeps. [`context`] is the device's context,
 //! [`driver`] the calls of a driver, [`libcuda`] the real one. [`gpus`] says what is there, without a context.
+//! `bench` and `product` measure.
 //!
 //! Order, as the engine's own offloading has it: a store follows what its stream of the model has queued, and reads in
 //! the order of its stream. A load follows it too, since its destination may still be read or zeroed. Both directions
@@ -30,6 +31,7 @@ pub mod libcuda;
 mod methods;
 mod ops;
 mod pitched;
+mod product;
 #[cfg(any(test, feature = "fake"))]
 mod ptx;
 mod register;

@@ -1,4 +1,4 @@
-//! An interpreter for PTX, as far as the kernel of this crate uses it, so that the fake driver runs the text that a
+//! An interpreter for PTX, as far as the kernels of this crate use it, so that the fake driver runs the text that a
 //! real one would compile.
 //!
 //! Invariants: a text with an instruction that is not known here is refused when it is read, not when it runs. Threads
@@ -75,6 +75,8 @@ enum Operation {
     Multiply,
     /// The first two multiplied, and the third added.
     MultiplyAdd,
+    /// The same of numbers with 32 bits in floating point, rounded once.
+    Fused,
     ShiftLeft,
     IsLess,
     IsNotLess,
@@ -144,6 +146,10 @@ impl Program {
                             Operation::Add => a.wrapping_add(b),
                             Operation::Multiply => a.wrapping_mul(b),
                             Operation::MultiplyAdd => a.wrapping_mul(b).wrapping_add(c),
+                            Operation::Fused => {
+                                let [a, b, c] = [a, b, c].map(|bits| f32::from_bits(bits as u32));
+                                u64::from(a.mul_add(b, c).to_bits())
+                            }
                             Operation::ShiftLeft => a.checked_shl(b as u32).unwrap_or(0),
                             Operation::IsLess => u64::from(a < b),
                             Operation::IsNotLess => u64::from(a >= b),
@@ -240,18 +246,19 @@ impl Reader {
             }
             ("ld.global.v2.u64", [to, from]) => self.load(to, from, 2, 8),
             ("ld.global.u64", [to, from]) => self.load(to, from, 1, 8),
+            ("ld.global.v4.f32", [to, from]) => self.load(to, from, 4, 4),
+            ("ld.global.f32", [to, from]) => self.load(to, from, 1, 4),
             ("ld.global.L1::no_allocate.v4.u32", [to, from]) => self.load(to, from, 4, 4),
-            ("st.global.cs.v4.u32", [to, from]) => {
-                let (base, offset) = self.address(to)?;
-                Some(Action::Store { from: self.vector(from, 4)?, bytes: 4, base, offset })
-            }
-            ("mov.u32" | "mov.u64" | "cvta.to.global.u64", _) => compute(self, Operation::Move, 1, mask),
+            ("st.global.cs.v4.u32", [to, from]) => self.store(to, from, 4, 4),
+            ("st.global.f32", [to, from]) => self.store(to, from, 1, 4),
+            ("mov.u32" | "mov.u64" | "mov.f32" | "cvta.to.global.u64", _) => compute(self, Operation::Move, 1, mask),
             // The narrower of the two types decides what is left.
             ("cvt.u64.u32" | "cvt.u32.u64", _) => compute(self, Operation::Move, 1, u64::from(u32::MAX)),
             ("add.s32" | "add.s64", _) => compute(self, Operation::Add, 2, mask),
-            ("mul.lo.s32", _) => compute(self, Operation::Multiply, 2, mask),
+            ("mul.lo.s32" | "mul.lo.s64", _) => compute(self, Operation::Multiply, 2, mask),
             ("mul.wide.u32", _) => compute(self, Operation::Multiply, 2, u64::MAX),
             ("mad.lo.s32", _) => compute(self, Operation::MultiplyAdd, 3, mask),
+            ("fma.rn.f32", _) => compute(self, Operation::Fused, 3, mask),
             ("shl.b32" | "shl.b64", _) => compute(self, Operation::ShiftLeft, 2, mask),
             ("setp.lt.u32" | "setp.lt.u64", _) => compute(self, Operation::IsLess, 2, 1),
             ("setp.ge.u32" | "setp.ge.u64", _) => compute(self, Operation::IsNotLess, 2, 1),
@@ -262,6 +269,11 @@ impl Reader {
     fn load(&mut self, to: &str, from: &str, words: usize, bytes: usize) -> Option<Action> {
         let (base, offset) = self.address(from)?;
         Some(Action::Load { to: self.vector(to, words)?, bytes, base, offset })
+    }
+
+    fn store(&mut self, to: &str, from: &str, words: usize, bytes: usize) -> Option<Action> {
+        let (base, offset) = self.address(to)?;
+        Some(Action::Store { from: self.vector(from, words)?, bytes, base, offset })
     }
 
     /// The registers of `{%r1, %r2}`, or of `%r1` alone.
@@ -285,6 +297,8 @@ impl Reader {
             "%tid.x" => Operand::ThreadIndex,
             "%ntid.x" => Operand::Threads,
             _ if text.starts_with('%') => Operand::Register(self.register(text)?),
+            // The bits of a number in floating point.
+            _ if text.starts_with("0f") => Operand::Number(u64::from_str_radix(&text[2..], 16).ok()?),
             _ => Operand::Number(text.parse().ok()?),
         })
     }

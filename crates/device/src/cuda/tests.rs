@@ -812,17 +812,6 @@ fn the_measurements_check_their_bytes_and_leave_nothing_open() {
     let extent = rows::Extent::small(21);
     let peaks = rows::peaks(fake.clone(), 1, &extent).unwrap();
     assert!(peaks.iter().any(|figure| figure.what == "peak of a load" && figure.value > 0.0));
-    let mut shapes = Vec::new();
-    rows::methods(fake.clone(), 0, &extent, |figure| shapes.push(figure.what)).unwrap();
-    let count =
-        |way: &str, method| shapes.iter().filter(|what| what.starts_with(&format!("{way}, {method}, "))).count();
-    let methods = ["batch", "loop", "pitched"];
-    for way in ["load", "store", "of the peak: load", "processor: store"] {
-        assert_eq!(methods.map(|method| count(way, method)), [2 * 2; 3], "sizes, counts: {shapes:?}");
-    }
-    assert_eq!(methods.map(|method| count("both", method)), [3; 3], "the largest has no room twice: {shapes:?}");
-    let kernel = ["load", "store", "both"].map(|way| count(way, "kernel"));
-    assert_eq!(kernel, [2 * 2, 0, 0], "the kernel loads only: {shapes:?}");
     let memory = rows::populated(1 << 20, 21).unwrap();
     let registered = rows::registration(fake.clone(), 0, "memory", memory).unwrap();
     assert_eq!((registered[0].value, registered.len()), (1.0, 3));
@@ -831,15 +820,6 @@ fn the_measurements_check_their_bytes_and_leave_nothing_open() {
     for layout in [rows::Layout::Layers, rows::Layout::Blocks] {
         assert!(rows::schedules(&driver, 0, layout, &extent).unwrap() > 0);
     }
-    assert_eq!(fake.open(), 0);
-}
-
-#[test]
-fn a_measurement_of_a_device_that_changes_bytes_ends_with_that() {
-    let fake = Arc::new(Fake::new(22));
-    fake.fault(Fault::Corruption);
-    let error = rows::methods(fake.clone(), 0, &rows::Extent::small(22), |_| ()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert_eq!(fake.open(), 0);
 }
 
