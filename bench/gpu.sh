@@ -4,11 +4,13 @@
 #   bench/gpu.sh [FOLDER]              on a GPU host
 #   bench/gpu.sh --rehearse [FOLDER]   the same steps in a small size on the fake driver: its figures mean nothing
 #
-# Figures go to FOLDER/gpu.jsonl, those of the methods to device.json and device.svg beside it; FOLDER is $OUT or the
-# repository's root if none is given. It needs `target/release/forebay` ($FOREBAY_BIN names another one) and
-# `target/release/examples/gpu`, built here if cargo is at hand and else to be brought along:
+# Figures go to FOLDER/gpu.jsonl, those of the methods to device.json and device.svg beside it, and times to the first
+# token to ttft.json and ttft.svg; FOLDER is $OUT or the repository's root if none is given.
+# It needs `target/release/forebay` ($FOREBAY_BIN names another one) and `target/release/examples/gpu`, built here if
+# cargo is at hand and else to be brought along:
 # `cargo build --release --locked --package forebay-cli` and
-# `cargo build --release --locked --package forebay-device --example gpu`.
+# `cargo build --release --locked --package forebay-device --example gpu`. Times to the first token need a Python with
+# PyTorch and Forebay's module too, $PYTHON or .venv/bin/python; without one they are left out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -84,9 +86,28 @@ row 4 checksums 60 "$gpu" checksums
 row 5 schedules "$limit" "$gpu" schedules
 row 6 kills 90 "$gpu" kills "$shm/kills" "$kills"
 
+python=${PYTHON:-.venv/bin/python} has_gpu="torch.cuda.is_available()" first=(--lengths 1024,2048,4096,8192,16384)
+# The longest prefix has 11 GiB of KV.
+[ "$free_shm" -ge 20 ] && first=()
+if [ "$profile" = debug ]; then
+  # The fake driver is none for PyTorch.
+  unset LD_LIBRARY_PATH
+  has_gpu=True first=(--device cpu --shape tiny --lengths 64,96 --repeats 1 --requests 4)
+fi
+missing=
+export PYTHONPATH=${PYTHONPATH:-python:tests}
+if "$python" -c "import forebay, torch; assert $has_gpu" 2> /dev/null; then
+  begun=$SECONDS
+  FOREBAY_BIN=$forebay timeout 180 "$python" bench/ttft.py "${first[@]}" --json "$out/ttft.json" \
+    --plot "$out/ttft.svg" >&2 || failed+=("8 ttft")
+  echo "row 8, ttft: $((SECONDS - begun)) s" >&2
+else
+  missing="time to first token, for want of a Python with PyTorch and Forebay's module; "
+fi
+
 cat "$result"
 cat >&2 << END
-Not measured: time to first token; vLLM itself,
+Not measured: ${missing}vLLM itself,
 with its graphs, sleep mode, expandable segments and preemption; several GPUs; NUMA placement; AMD.
 END
 if [ "$profile" = debug ]; then

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 from rig.paths import CHECKOUT, forebay_binary
@@ -14,7 +16,8 @@ METHODS = {"kernel", "batch", "loop", "pitched"}
 
 def test_every_row_runs_on_the_fake_driver_and_the_script_says_what_is_missing(tmp_path: Path) -> None:
     script = [str(CHECKOUT / "bench" / "gpu.sh"), "--rehearse", str(tmp_path)]
-    ran = subprocess.run(script, check=False, capture_output=True, text=True, timeout=500)
+    env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(CHECKOUT / "tests")}
+    ran = subprocess.run(script, check=False, capture_output=True, text=True, timeout=500, env=env)
     assert ran.returncode == 0, ran.stderr
     figures = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert {figure["row"] for figure in figures} == ROWS
@@ -24,6 +27,7 @@ def test_every_row_runs_on_the_fake_driver_and_the_script_says_what_is_missing(t
     assert (tmp_path / "device.svg").read_text().startswith("<svg")
     (late,) = [figure for figure in figures if "a byte changed" in figure["what"]]
     assert late["value"] == 0
+    assert [row["tokens"] for row in json.loads((tmp_path / "ttft.json").read_text())["ttft"]] == [64, 96]
     assert "Not measured:" in ran.stderr and "no figure above is a GPU's" in ran.stderr
     assert not list(Path("/dev/shm").glob("forebay-gpu-*")), "the script has left its files"
 
