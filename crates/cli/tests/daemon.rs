@@ -11,7 +11,7 @@ use forebay_core::namespace::Descriptor;
 use forebay_rpc::client::{Client, GroupBytes};
 use forebay_rpc::proto::{Block, CommitOutcome};
 use serde_json::Value;
-use support::{DEADLINE, Daemon, Place, runtime};
+use support::{DEADLINE, Daemon, Place, Worker, runtime};
 
 const CAPACITY: &[&str] = &["--pool.capacity_bytes", "64MiB"];
 const BLOCK_BYTES: u64 = 16 << 10;
@@ -162,4 +162,19 @@ fn an_address_that_cannot_be_had_is_refused_with_a_hint() {
     refusal(&place, &["--socket.directory", &long]).assert_refused(2, "`socket.directory` cannot be");
     // None of them left a daemon, or something that looks like one.
     run(&["inspect", "--socket.directory", place.sockets().to_str().unwrap()]).assert_refused(1, "cannot reach");
+}
+
+#[test]
+fn a_worker_is_told_how_much_of_the_pool_has_memory_until_all_of_it_has() {
+    let place = Place::new();
+    let _daemon = Daemon::spawn(&place, &["--pool.capacity_bytes", "1GiB"]).listening(&place);
+    let worker = Worker::attach(&place, Worker::request("early", 0, 2, 4096), None);
+    let (mut told, units) = (worker.reply.populated_units, worker.reply.units);
+    while told < units {
+        let news = worker.hear().populated_units.expect("the other rank is not there, so nothing else is told");
+        assert!(told < news && news <= units, "{told} units, then {news} of {units}");
+        told = news;
+    }
+    let late = Worker::attach(&place, Worker::request("late", 0, 2, 4096), None);
+    assert_eq!(late.reply.populated_units, units);
 }

@@ -50,6 +50,8 @@ pub struct State {
     pub next_connection: u64,
     pub is_recovered: bool,
     pub is_draining: bool,
+    /// Units at the pool's start that have memory.
+    pub populated_units: u32,
     /// Why the rest of the pool is not populated, and what to do; nothing while memory is being populated or is whole.
     pub lacks_memory: Option<String>,
     pub own_files: OwnFiles,
@@ -194,6 +196,7 @@ impl State {
             next_connection: 1,
             is_recovered: false,
             is_draining: false,
+            populated_units: 0,
             lacks_memory: None,
             own_files: OwnFiles::default(),
             started: Instant::now(),

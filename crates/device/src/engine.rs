@@ -22,6 +22,10 @@ pub trait CopyEngine: Send + Sync {
     /// Makes a pool's data mapping a source and destination of jobs. `Invalid` if it overlaps a tensor.
     fn attach_pool(&self, memory: Memory) -> Result<PoolId>;
 
+    /// Says that so many bytes at the pool's start have memory by now. A device's engine pins no other memory, which
+    /// that would populate with small pages. Jobs may touch any of it all the same.
+    fn populated(&self, pool: PoolId, bytes: u64);
+
     /// Refuses new jobs on the pool. Jobs in flight continue; the mapping's owner is dropped after the last one.
     /// `NotFound` if the pool is not attached.
     fn detach_pool(&self, pool: PoolId) -> Result<()>;

@@ -91,6 +91,8 @@ impl CopyEngine for HostCopyEngine {
         Ok(pool)
     }
 
+    fn populated(&self, _pool: PoolId, _bytes: u64) {}
+
     fn detach_pool(&self, pool: PoolId) -> Result<()> {
         let detached = self.shared.lock().pools.remove(&pool);
         detached.map(drop).ok_or_else(|| unknown_pool(ErrorKind::NotFound, pool))

@@ -542,10 +542,20 @@ impl Worker {
 
     /// Waits until all ranks are there, and acknowledges.
     pub fn acknowledge(&mut self) {
-        let (bytes, _) = recv_fds(&self.stream, Instant::now() + DEADLINE).expect("an AttachReady");
-        let ready = AttachReady::decode(bytes.as_slice()).expect("an AttachReady");
+        let ready = loop {
+            let ready = self.hear();
+            if ready.populated_units.is_none() {
+                break ready;
+            }
+        };
         self.offset = ready.slices[0].offset;
         send(&self.stream, &AttachAck {});
+    }
+
+    /// The daemon's next message.
+    pub fn hear(&self) -> AttachReady {
+        let (bytes, _) = recv_fds(&self.stream, Instant::now() + DEADLINE).expect("an AttachReady");
+        AttachReady::decode(bytes.as_slice()).expect("an AttachReady")
     }
 
     /// Fills this rank's slice with bytes made from `seed`, and writes its birth record.

@@ -23,7 +23,7 @@ use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
-use tokio::time::{timeout, timeout_at};
+use tokio::time::{MissedTickBehavior, interval, timeout, timeout_at};
 
 use crate::clients::{Clients, Place};
 use crate::instances::{Identity, Member, Worker};
@@ -79,6 +79,7 @@ async fn serve(mut stream: UnixStream, place: &Arc<Place>, shared: &Shared) -> R
             return Err(error);
         }
     };
+    let progress = Progress { told_units: welcomed.reply.populated_units, units: welcomed.reply.units };
     let attached = Attached {
         shared: shared.clone(),
         instance: welcomed.instance,
@@ -98,7 +99,7 @@ async fn serve(mut stream: UnixStream, place: &Arc<Place>, shared: &Shared) -> R
         "worker attached"
     );
     shared.event(|state| wake_if_all_there(state, attached.instance));
-    converse(&mut stream, &attached, &mut all_there).await
+    converse(&mut stream, &attached, &mut all_there, progress).await
 }
 
 pub fn refusal(error: &Error) -> AttachReply {
@@ -106,10 +107,44 @@ pub fn refusal(error: &Error) -> AttachReply {
     AttachReply { error: error.to_string(), hint, ..AttachReply::default() }
 }
 
-/// Sends the worker the places of its slices, each time all ranks are there, and receives its reports of mismatches,
-/// until it disconnects.
-async fn converse(stream: &mut UnixStream, attached: &Attached, all_there: &mut mpsc::Receiver<()>) -> Result<()> {
+/// What a worker knows of the memory that the pool has by now.
+struct Progress {
+    told_units: u32,
+    units: u32,
+}
+
+impl Progress {
+    /// A worker that stands still reads nothing for a long time, so it is told only this often.
+    const PARTS: u32 = 16;
+    /// How often the pool is looked at.
+    const EACH: Duration = Duration::from_millis(500);
+
+    fn is_over(&self) -> bool {
+        self.told_units >= self.units
+    }
+
+    /// The message for a worker, if there is enough to tell.
+    fn news(&mut self, populated_units: u32) -> Option<AttachReady> {
+        let is_worth = populated_units - self.told_units >= (self.units / Self::PARTS).max(1);
+        if !is_worth && populated_units < self.units {
+            return None;
+        }
+        self.told_units = populated_units;
+        Some(AttachReady { slices: Vec::new(), populated_units: Some(populated_units) })
+    }
+}
+
+/// Sends the worker the places of its slices, each time all ranks are there, and how much memory the pool has, until it
+/// is whole; receives the worker's reports of mismatches; until it disconnects.
+async fn converse(
+    stream: &mut UnixStream,
+    attached: &Attached,
+    all_there: &mut mpsc::Receiver<()>,
+    mut progress: Progress,
+) -> Result<()> {
     let mut heard = Vec::new();
+    let mut looks = interval(Progress::EACH);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Answers that the worker owes, and until when.
     let (mut owed, mut due) = (0, None);
     loop {
@@ -119,8 +154,14 @@ async fn converse(stream: &mut UnixStream, attached: &Attached, all_there: &mut 
                     return Ok(());
                 }
                 let slices = attached.shared.event(|state| slices(state, attached.instance, attached.rank))?;
-                write(stream, &AttachReady { slices }).await?;
+                write(stream, &AttachReady { slices, populated_units: None }).await?;
                 (owed, due) = (owed + 1, Some(tokio::time::Instant::now() + DEADLINE));
+            }
+            _ = looks.tick(), if !progress.is_over() => {
+                let populated_units = attached.shared.lock().populated_units;
+                if let Some(news) = progress.news(populated_units) {
+                    write(stream, &news).await?;
+                }
             }
             () = late_at(due) => return Err(late()),
             // A message that is read in part stays in `heard`.
@@ -232,6 +273,7 @@ pub fn welcome(state: &mut State, uid: u32, request: &AttachRequest, ready: mpsc
         units: geometry.units,
         has_files: files.is_some(),
         has_births: state.config.pool.verify_loads,
+        populated_units: state.populated_units,
         ..AttachReply::default()
     };
     Ok(Welcomed { reply, files, instance, connection })
@@ -362,4 +404,21 @@ fn write_with(stream: &UnixStream, message: &impl Message, files: &MapperFds) ->
 
 fn late() -> Error {
     Error::new(ErrorKind::Timeout, "a worker did not answer").with("seconds", DEADLINE.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_hears_of_the_pools_memory_a_few_times_and_of_the_last_of_it_always() {
+        let mut progress = Progress { told_units: 3, units: 1000 };
+        let told: Vec<u32> = (3..=1000).filter_map(|populated| progress.news(populated)?.populated_units).collect();
+        assert_eq!((told.len(), told[0], told.last()), (17, 65, Some(&1000)), "{told:?}");
+        assert!(progress.is_over());
+        let mut small = Progress { told_units: 0, units: 2 };
+        assert_eq!(small.news(0), None);
+        assert_eq!(small.news(1).and_then(|news| news.populated_units), Some(1));
+        assert!(!small.is_over());
+    }
 }

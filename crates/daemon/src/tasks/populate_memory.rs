@@ -53,6 +53,7 @@ pub fn start(shared: &Shared) {
             match news {
                 Populated::Unit(unit) => shared.event(|state| {
                     state.core.populate(unit);
+                    state.populated_units = unit + 1;
                     state.lacks_memory = None;
                 }),
                 Populated::Not(error) => shared.event(|state| note(state, &error)),

@@ -85,25 +85,6 @@ impl Memory {
         self.base.expose_provenance().get() as u64
     }
 
-    /// Whether every page of the range has memory: of a file, also those that this process never touched. Costs about
-    /// 10 ms a GiB of small pages.
-    pub fn is_populated(&self, offset: u64, bytes: u64) -> bool {
-        // A piece at a time, so that the answer's table stays small and the first hole ends the walk.
-        const PIECE_BYTES: u64 = 64 << 20;
-        let page = rustix::param::page_size();
-        let mut seen = vec![0u8; (PIECE_BYTES as usize).div_ceil(page) + 1];
-        (offset..offset + bytes).step_by(PIECE_BYTES as usize).all(|start| {
-            let span = self.span(start, PIECE_BYTES.min(offset + bytes - start));
-            let before = span.as_ptr().addr() % page;
-            let pages = (before + span.len()).div_ceil(page);
-            // SAFETY: the range is mapped and, cut to whole pages, has as many as the table has room for. The call
-            // reads no byte of it.
-            let status =
-                unsafe { libc::mincore(span.as_mut_ptr().sub(before).cast(), before + span.len(), seen.as_mut_ptr()) };
-            status == 0 && seen[..pages].iter().all(|page| page & 1 == 1)
-        })
-    }
-
     /// For tests and benchmarks, while no job touches the bytes.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         self.span(offset, bytes.len() as u64).write(bytes);

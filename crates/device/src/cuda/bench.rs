@@ -350,6 +350,7 @@ pub fn checksums(driver: &Arc<dyn Driver>, ordinal: u32, extent: &Extent) -> Res
         let engine =
             CudaCopyEngine::new(driver.clone(), tensors, CudaOptions { threads, ..CudaOptions::new(ordinal) })?;
         let pool = engine.attach_pool(memory.clone())?;
+        engine.populated(pool, extent.bytes);
         wait_registered(&engine)?;
         let item = |at: u32| Item { offset: u64::from(at) * block, group: 0, blocks: at..at + 1, beside: [0; 2] };
         let (items, block_ids) = ((0..blocks).map(item).collect(), (0..blocks).collect());
@@ -400,6 +401,7 @@ pub fn schedules(driver: &Arc<dyn Driver>, ordinal: u32, layout: Layout, extent:
     let memory = Memory::anonymous((SLOTS * BLOCK) as usize)?;
     memory.write(0, &vec![0x11; memory.len()]);
     let pool = engine.attach_pool(memory.clone())?;
+    engine.populated(pool, memory.len() as u64);
     let mut random = Random(extent.seed);
     let mut slots: Vec<Option<u64>> = vec![None; SLOTS as usize];
     let mut checked = 0;
@@ -571,6 +573,7 @@ pub fn store_for_ever(driver: Arc<dyn Driver>, ordinal: u32, file: &File, begun:
     let tensors = Tensors::new(vec![tensor], vec![vec![PageRef { tensor: 0, page_bytes: block }]])?;
     let engine = CudaCopyEngine::new(driver, tensors, CudaOptions::new(ordinal))?;
     let pool = engine.attach_pool(Memory::shared(file, bytes as usize)?)?;
+    engine.populated(pool, bytes);
     wait_registered(&engine)?;
     begun();
     for id in 0.. {

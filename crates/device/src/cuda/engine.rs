@@ -257,6 +257,14 @@ impl CopyEngine for CudaCopyEngine {
         Ok(id)
     }
 
+    fn populated(&self, pool: PoolId, bytes: u64) {
+        let pool = self.shared.lock().pools.get(&pool).cloned();
+        if let Some(pool) = pool {
+            pool.populated(bytes);
+            self.shared.registrar.look();
+        }
+    }
+
     fn detach_pool(&self, pool: PoolId) -> Result<()> {
         let detached = self.shared.lock().pools.remove(&pool);
         detached.map(drop).ok_or_else(|| unknown_pool(ErrorKind::NotFound, pool))

@@ -7,7 +7,6 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-use std::time::Duration;
 
 use super::context::Context;
 use super::driver::Status;
@@ -21,14 +20,14 @@ const LEAST_PART: u64 = 16;
 const REFUSALS: usize = 3;
 /// A chunk that stays as it is.
 const REFUSED: u64 = u64::MAX;
-/// How often memory that was not populated yet is looked at again.
-const AGAIN: Duration = Duration::from_secs(1);
 
 /// A pool's memory with its registrations.
 pub struct Pool {
     memory: Memory,
     context: Arc<Context>,
     chunk_bytes: u64,
+    /// Bytes at its start that have memory, as far as the daemon has said.
+    populated: AtomicU64,
     /// By chunk: bytes of each registration in it, 0 while there is none, or `REFUSED`.
     parts: Vec<AtomicU64>,
     /// A chunk that a job had to stage, to be registered first; `usize::MAX` if none is.
@@ -42,7 +41,13 @@ impl Pool {
         let chunks = (memory.len() as u64).div_ceil(chunk_bytes);
         let parts = (0..chunks).map(|_| AtomicU64::new(0)).collect();
         let wanted = AtomicUsize::new(usize::MAX);
-        Pool { memory, context, chunk_bytes, parts, wanted, registered: Mutex::default() }
+        let populated = AtomicU64::new(0);
+        Pool { memory, context, chunk_bytes, populated, parts, wanted, registered: Mutex::default() }
+    }
+
+    /// Says that so many bytes at its start have memory.
+    pub fn populated(&self, bytes: u64) {
+        self.populated.fetch_max(bytes, Ordering::AcqRel);
     }
 
     pub fn memory(&self) -> &Memory {
@@ -146,6 +151,8 @@ pub struct Registrar {
 #[derive(Default)]
 struct State {
     pools: Vec<Weak<Pool>>,
+    /// Counts what makes a look at the pools worth it.
+    news: u64,
     is_stopping: bool,
     refusals: usize,
     trouble: Option<String>,
@@ -154,6 +161,12 @@ struct State {
 impl Registrar {
     pub fn add(&self, pool: &Arc<Pool>) {
         self.lock().pools.push(Arc::downgrade(pool));
+        self.look();
+    }
+
+    /// There may be something to register.
+    pub fn look(&self) {
+        self.lock().news += 1;
         self.woken.notify_all();
     }
 
@@ -170,44 +183,41 @@ impl Registrar {
     /// The loop of the thread, which has adopted the context.
     pub fn run(&self, context: &Context) {
         loop {
-            let pools = {
+            let (pools, news) = {
                 let mut state = self.lock();
                 state.pools.retain(|pool| pool.strong_count() > 0);
                 if state.is_stopping {
                     return;
                 }
-                state.pools.clone()
+                (state.pools.clone(), state.news)
             };
-            let is_done = pools.iter().filter_map(Weak::upgrade).all(|pool| self.advance(context, &pool));
+            pools.iter().filter_map(Weak::upgrade).for_each(|pool| self.advance(context, &pool));
             let state = self.lock();
             if state.is_stopping || state.refusals >= REFUSALS {
                 return;
             }
-            // Nothing is lost between the look and the wait: pools come under the lock that is held.
-            if state.pools.len() == pools.len() {
-                let wait = if is_done { Duration::MAX } else { AGAIN };
-                drop(self.woken.wait_timeout(state, wait.min(Duration::from_secs(3600))));
+            // Nothing is lost between the look and the wait: news are counted under the lock that is held.
+            if state.news == news {
+                drop(self.woken.wait(state));
             }
         }
     }
 
-    /// Registers what can be registered of the pool now; whether nothing is left to come.
-    fn advance(&self, context: &Context, pool: &Pool) -> bool {
-        let mut is_done = true;
+    /// Registers what can be registered of the pool now.
+    fn advance(&self, context: &Context, pool: &Pool) {
         let mut next = 0;
         while next < pool.parts.len() {
             let wanted = pool.wanted.swap(usize::MAX, Ordering::Relaxed);
             let chunk = if wanted < pool.parts.len() { wanted } else { next };
             next += usize::from(chunk == next);
             if self.lock().is_stopping || context.check().is_err() {
-                return true;
+                return;
             }
             if pool.parts[chunk].load(Ordering::Acquire) > 0 {
                 continue;
             }
             let (start, bytes) = pool.chunk(chunk);
-            if !pool.memory.is_populated(start, bytes) {
-                is_done = false;
+            if start + bytes > pool.populated.load(Ordering::Acquire) {
                 continue;
             }
             match pool.register(chunk) {
@@ -215,12 +225,11 @@ impl Registrar {
                 Err(status) => {
                     pool.parts[chunk].store(REFUSED, Ordering::Release);
                     if self.refuse(context, status) {
-                        return true;
+                        return;
                     }
                 }
             }
         }
-        is_done
     }
 
     /// Whether it was the last attempt.

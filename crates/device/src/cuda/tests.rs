@@ -125,6 +125,7 @@ impl Rig {
         let memory = Memory::anonymous((SLOTS << 12) as usize).unwrap();
         memory.write(0, &vec![0x11; memory.len()]);
         let pool = engine.attach_pool(memory.clone()).unwrap();
+        engine.populated(pool, memory.len() as u64);
         Rig { engine, device, memory, pool }
     }
 
@@ -365,7 +366,6 @@ fn a_load_is_summed_with_what_lies_beside_it() {
 fn memory_that_is_not_populated_is_staged_and_left_unregistered() {
     let rig = Rig::registered(8);
     let empty = Memory::anonymous((SLOTS << 12) as usize).unwrap();
-    assert!(!empty.is_populated(0, empty.len() as u64));
     let pool = rig.engine.attach_pool(empty.clone()).unwrap();
     rig.device.fake.turn();
     rig.engine.submit(Job { pool, ..rig.job(1, Direction::Store, &[(3, 9)]) }).unwrap();
@@ -373,11 +373,13 @@ fn memory_that_is_not_populated_is_staged_and_left_unregistered() {
     assert!(empty.span(9 << 12, BLOCK).bytes() == rig.device.block(3));
     let report = rig.engine.report();
     assert_eq!((report.staged_bytes, report.copied_bytes), (BLOCK, BLOCK));
-    assert_eq!(report.registered_bytes, rig.memory.len() as u64, "only the first pool is registered");
-    empty.write(0, &vec![1; empty.len()]);
-    until("it is registered once it is populated", || {
-        rig.engine.report().registered_bytes == 2 * rig.memory.len() as u64
-    });
+    let (registered, whole) = (|| rig.engine.report().registered_bytes, rig.memory.len() as u64);
+    assert_eq!(registered(), whole, "only the first pool is registered");
+    rig.engine.populated(pool, 3 * CHUNK - 1);
+    until("what is populated is registered, by whole chunks", || registered() == whole + 2 * CHUNK);
+    rig.engine.populated(pool, CHUNK);
+    rig.engine.populated(pool, whole);
+    until("all is registered once it is populated", || registered() == 2 * whole);
 }
 
 #[test]
@@ -388,6 +390,7 @@ fn a_driver_that_registers_nothing_is_served_through_staging_with_one_reason() {
     let memory = Memory::anonymous(4 << 20).unwrap();
     memory.write(0, &vec![1; 4 << 20]);
     let pool = engine.attach_pool(memory.clone()).unwrap();
+    engine.populated(pool, memory.len() as u64);
     until("a smaller part is taken", || engine.report().registered_bytes == 4 << 20);
     assert!(device.fake.registrations().iter().all(|(_, bytes)| *bytes == 512 << 10));
     assert_eq!(engine.report().trouble, None);
@@ -396,6 +399,7 @@ fn a_driver_that_registers_nothing_is_served_through_staging_with_one_reason() {
 
     device.fake.fault(Fault::Registration(0, Status::OUT_OF_MEMORY));
     let pool = engine.attach_pool(memory.clone()).unwrap();
+    engine.populated(pool, memory.len() as u64);
     until("the refusal is known", || engine.report().trouble.is_some());
     let rig = Rig { engine, device, memory, pool };
     assert_eq!(rig.engine.report().registered_bytes, 0);
@@ -413,6 +417,7 @@ fn memory_that_somebody_else_has_registered_in_part_is_staged() {
     device.fake.register(&memory, 2 * CHUNK, 4096).unwrap();
     let engine = device.engine(options()).unwrap();
     let pool = engine.attach_pool(memory.clone()).unwrap();
+    engine.populated(pool, memory.len() as u64);
     until("the refusal is known", || engine.report().trouble.is_some());
     until("the rest is registered", || engine.report().registered_bytes == memory.len() as u64 - CHUNK);
     let rig = Rig { engine, device, memory, pool };
@@ -740,6 +745,7 @@ fn a_detached_pool_is_unregistered_and_let_go_after_its_last_job() {
     let rig = Rig::registered(18);
     let (memory, witness) = Memory::with_witness((SLOTS << 12) as usize);
     let pool = rig.engine.attach_pool(memory).unwrap();
+    rig.engine.populated(pool, SLOTS << 12);
     let bytes = rig.memory.len() as u64 + (SLOTS << 12);
     until("it is registered", || rig.engine.report().registered_bytes == bytes);
     rig.device.fake.hold(rig.device.compute, true);

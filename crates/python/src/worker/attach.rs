@@ -14,7 +14,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use forebay_io::pool::{GeometryDescription, MapperFds, Mapping, peer_uid, recv_fds, send_fds};
 use forebay_rpc::client::{Backoff, SessionState};
 use forebay_rpc::proto::worker_says::Says;
-use forebay_rpc::proto::{AttachAck, AttachReply, AttachRequest, RankGroup, Suspects, WorkerSays};
+use forebay_rpc::proto::{AttachAck, AttachReady, AttachReply, AttachRequest, RankGroup, Suspects, WorkerSays};
 use forebay_rpc::{ATTACH_SOCKET, MAX_SUSPECTS, PROTOCOL_VERSION};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -59,9 +59,9 @@ impl Attaching {
 fn run(worker: &Worker, copies: &Copies, ending: &UnixStream, suspected: &UnixStream) {
     let mut backoff = Backoff::new();
     loop {
-        let outcome = attach(worker, copies).and_then(|stream| {
+        let outcome = attach(worker, copies).and_then(|attached| {
             copies.stand(SessionState::Attaching, Some("waits for the other ranks".to_string()));
-            converse(&stream, worker, copies, [ending, suspected], &mut backoff)
+            converse(&attached, worker, copies, [ending, suspected], &mut backoff)
         });
         let Err(error) = outcome else { return };
         tracing::debug!(%error, "not attached");
@@ -77,8 +77,14 @@ fn run(worker: &Worker, copies: &Copies, ending: &UnixStream, suspected: &UnixSt
     }
 }
 
+/// The connection, and the pool that it is about.
+struct Attached {
+    stream: UnixStream,
+    unit_bytes: u64,
+}
+
 /// Connects, identifies itself, and maps the daemon's files.
-fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
+fn attach(worker: &Worker, copies: &Copies) -> Result<Attached> {
     let stream = dial(&forebay_rpc::client::socket(&worker.directory, ATTACH_SOCKET)?, DEADLINE)?;
     let group = |shape: &GroupShape| RankGroup {
         group: shape.group,
@@ -113,17 +119,19 @@ fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
         copies.unmap()?;
         return Err(Error::new(ErrorKind::Unavailable, "the pool has grown and is mapped anew"));
     }
+    copies.populated(u64::from(reply.populated_units) * reply.unit_bytes);
     copies.trust_births(reply.has_births);
     if !reply.has_births {
         // A daemon that does not support suspicions would treat one as a connection error.
         copies.suspects().take(usize::MAX);
     }
-    Ok(stream)
+    Ok(Attached { stream, unit_bytes: reply.unit_bytes })
 }
 
-/// Receives the offsets of the slices from the daemon, each time all ranks are attached. `Ok` at the engine's end.
+/// Receives the offsets of the slices from the daemon, each time all ranks are attached, and how much memory the pool
+/// has. `Ok` at the engine's end.
 fn converse(
-    stream: &UnixStream,
+    Attached { stream, unit_bytes }: &Attached,
     worker: &Worker,
     copies: &Copies,
     [ending, suspected]: [&UnixStream; 2],
@@ -141,7 +149,12 @@ fn converse(
             }
         }
         let (bytes, _) = recv_fds(stream, soon())?;
-        copies.place(offsets(&decode(&bytes)?, &worker.groups)?);
+        let said: AttachReady = decode(&bytes)?;
+        if let Some(units) = said.populated_units {
+            copies.populated(u64::from(units) * unit_bytes);
+            continue;
+        }
+        copies.place(offsets(&said, &worker.groups)?);
         say(stream, Says::Ack(AttachAck {}))?;
         copies.stand(SessionState::Ready, None);
         backoff.reset();

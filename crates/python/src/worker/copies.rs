@@ -157,6 +157,17 @@ impl Copies {
         old.map_or(Ok(()), |old| engine.detach_pool(old.handle))
     }
 
+    /// Says that so many bytes at the start of the mapped pool have memory.
+    pub fn populated(&self, bytes: u64) {
+        let (engine, handle) = {
+            let inner = self.inner();
+            (inner.engine.clone(), inner.pool.as_ref().map(|pool| pool.handle))
+        };
+        if let Some((engine, handle)) = engine.zip(handle) {
+            engine.populated(handle, bytes);
+        }
+    }
+
     /// Sets whether the attached daemon maintains births.
     pub fn trust_births(&self, has_births: bool) {
         if let Some(pool) = &mut self.inner().pool {
