@@ -8,7 +8,7 @@ PYTHON_SOURCES := bench examples python tests tools
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling simulation torture fuzz aarch64 lint types licences deny check fast golden pictures wheel \
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling simulation torture fuzz aarch64 peers lint types licences deny check fast golden pictures wheel \
 	dist bench instructions build tools servers clean
 .DEFAULT_GOAL := help
 
@@ -51,7 +51,7 @@ e2e: build servers
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/e2e
 
 # What takes longer than a change should wait for, or asks a package registry what is new.
-long: newest vllm-own-tests schedules rolling simulation torture fuzz aarch64 deny
+long: newest vllm-own-tests schedules rolling simulation torture fuzz aarch64 peers deny
 
 # The connector on the newest vLLM; which versions there are is said in tools/versions.env alone.
 newest: build
@@ -92,6 +92,12 @@ aarch64:
 		--skip another_user_is_refused --skip an_extent_for_whose_slots --skip a_worker_counts_as_alive \
 		--skip a_worker_outlives_the_daemon --skip both_sides_see_the_same_bytes \
 		--skip a_client_cannot_take_pages_from_sealed_memory
+
+# Transfers beside other engines in the same run: a short measurement, whose bytes are compared.
+peers: build
+	@tools/transfer-peers.sh .cache/peers
+	$(FOREBAY_BIN) bench transfer --transport tcp --peers sockets,nixl,mooncake,ucx --python .cache/peers/python \
+		--size-bytes 64KiB --size-bytes 1MiB --direction read --direction write --pairs 3 --run-bytes 64MiB
 
 vllm-own-tests: build
 	@tools/vllm-own-tests.sh $(VENV) .cache/vllm-own

@@ -6,11 +6,12 @@
 //!
 //! Each run is followed or preceded by one of the baseline, with as many bytes in as many requests: over TCP, one
 //! blocking socket for each direction between the same two processes (a request of 16 bytes, then the bytes); on shared
-//! memory, a copy out of a mapped file. The ratio is the median over these pairs. CPU time is that of all threads of
-//! both processes.
+//! memory, a copy out of a mapped file. Other engines run in the same turn, if there are any. The ratio is the median
+//! over these pairs. CPU time is that of all threads of both processes.
 
 mod other;
 mod pattern;
+mod peer;
 mod plain;
 mod shape;
 
@@ -28,6 +29,7 @@ use serde::Serialize;
 pub use self::other::serve;
 use self::other::{Ask, Tell};
 use self::pattern::{fill, wrong_bytes};
+pub use self::peer::{Missing, PEERS, Peer};
 use self::plain::Plain;
 pub use self::shape::Direction;
 use self::shape::{MOST_MEMORY_BYTES, Shape, cpu_s, odd};
@@ -72,9 +74,22 @@ impl TransferBench {
     pub fn moved_bytes(&self) -> u64 {
         (2 * self.rows() as u64).saturating_mul(self.pairs as u64 + 1).saturating_mul(self.run_bytes)
     }
+
+    /// Of each side: for what reads use, and as much for what writes use.
+    pub fn memory_bytes(&self) -> Result<u64> {
+        let shape = [&self.sizes_bytes, &self.segments, &self.depths];
+        let largest = shape.iter().map(|values| values.iter().max().copied().unwrap_or(0));
+        let bytes = largest.fold(2, u64::saturating_mul);
+        let is_empty = shape.iter().any(|values| values.contains(&0));
+        if is_empty || bytes == 0 || bytes > MOST_MEMORY_BYTES || self.pairs == 0 || self.run_bytes == 0 {
+            let error = Error::invalid("a shape without bytes, or with too many").with("bytes", bytes);
+            return Err(error.hint("size x segments x depth is at most 1 GiB, and pairs and bytes of a run at least 1"));
+        }
+        Ok(bytes)
+    }
 }
 
-/// Medians over the runs of one shape. 1 GB is 10^9 bytes.
+/// Medians over the runs of one shape, beside one baseline. 1 GB is 10^9 bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub transport: &'static str,
@@ -85,7 +100,10 @@ pub struct Row {
     /// In one run.
     pub operations: u64,
     pub gb_per_s: f64,
+    /// `sockets` or `memcpy`, or the name of a peer.
     pub baseline: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub baseline_version: Option<String>,
     pub baseline_gb_per_s: f64,
     /// Of each pair of runs, the median.
     pub ratio: f64,
@@ -100,6 +118,9 @@ pub struct Row {
     /// Bytes that were compared with the pattern, in all runs.
     pub verified_bytes: u64,
     pub wrong_bytes: u64,
+    /// The same of a peer.
+    pub baseline_verified_bytes: u64,
+    pub baseline_wrong_bytes: u64,
 }
 
 /// One run.
@@ -109,17 +130,39 @@ struct Run {
     latencies_us: Vec<f64>,
 }
 
-/// Measures against the endpoint at `address`, which [`serve`] drives. Calls `on_row` as rows are done.
-pub fn run(bench: &TransferBench, address: &Address, on_row: &mut dyn FnMut(&Row)) -> Result<Vec<Row>> {
-    let shape = [&bench.sizes_bytes, &bench.segments, &bench.depths];
-    let largest = shape.iter().map(|values| values.iter().max().copied().unwrap_or(0));
-    let memory_bytes = largest.fold(2, u64::saturating_mul);
-    let is_empty = shape.iter().any(|values| values.contains(&0));
-    if is_empty || memory_bytes == 0 || memory_bytes > MOST_MEMORY_BYTES || bench.pairs == 0 || bench.run_bytes == 0 {
-        let error = Error::invalid("a shape without bytes, or with too many").with("bytes", memory_bytes);
-        return Err(error.hint("size x segments x depth is at most 1 GiB, and pairs and bytes of a run at least 1"));
+impl Run {
+    fn gb_per_s(&self, shape: Shape) -> f64 {
+        self.gb(shape) / self.seconds
     }
-    let mut side = Side::connect(bench, address, memory_bytes)?;
+
+    fn cpu_s_per_gb(&self, shape: Shape) -> f64 {
+        self.cpu_s / self.gb(shape)
+    }
+
+    /// A peer's run may have fewer operations than the shape asks for.
+    fn gb(&self, shape: Shape) -> f64 {
+        (self.latencies_us.len() as u64 * shape.op_bytes()) as f64 / 1e9
+    }
+}
+
+/// What a shape is compared with, and its runs.
+struct Beside {
+    name: &'static str,
+    version: Option<String>,
+    runs: Vec<Run>,
+    verified_bytes: u64,
+    wrong_bytes: u64,
+}
+
+/// Measures against the endpoint at `address`, which [`serve`] drives, and beside the peers. Calls `on_row` as rows are
+/// done: for each shape one with the baseline, and one with each peer.
+pub fn run(
+    bench: &TransferBench,
+    address: &Address,
+    peers: &mut [Peer],
+    on_row: &mut dyn FnMut(&Row),
+) -> Result<Vec<Row>> {
+    let mut side = Side::connect(bench, address, bench.memory_bytes()?)?;
     let mut rows = Vec::new();
     for direction in &bench.directions {
         for segments in &bench.segments {
@@ -130,9 +173,9 @@ pub fn run(bench: &TransferBench, address: &Address, on_row: &mut dyn FnMut(&Row
                     let operations = most.min(20_000).max(2 * depth);
                     let (size_bytes, segments, depth) = (*size_bytes, *segments, *depth);
                     let shape = Shape { direction: *direction, size_bytes, segments, depth, operations };
-                    let row = side.row(shape, bench.pairs)?;
-                    on_row(&row);
-                    rows.push(row);
+                    let found = side.rows(shape, bench.pairs, peers)?;
+                    found.iter().for_each(&mut *on_row);
+                    rows.extend(found);
                 }
             }
         }
@@ -181,59 +224,76 @@ impl Side {
         Ok(side)
     }
 
-    fn row(&mut self, shape: Shape, pairs: usize) -> Result<Row> {
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        let (mut verified_bytes, mut wrong_bytes) = (0, 0);
-        // One that is not counted: connections and caches get warm, and a mapping comes into being.
-        for pair in 0..pairs + 1 {
-            self.clear(shape, pair as u64)?;
-            let run = |side: &mut Side, is_baseline: bool| match is_baseline {
-                true => side.run_baseline(shape),
-                false => side.run_fabric(shape),
-            };
-            let is_first = pair % 2 == 0;
-            let mut first = run(self, is_first)?;
-            let mut second = run(self, !is_first)?;
-            if is_first {
-                std::mem::swap(&mut first, &mut second);
-            }
-            let (compared, wrong) = self.compare(shape, pair as u64)?;
-            (verified_bytes, wrong_bytes) = (verified_bytes + compared, wrong_bytes + wrong);
-            if pair > 0 {
-                ours.push(first);
-                theirs.push(second);
-            }
-        }
+    fn rows(&mut self, shape: Shape, pairs: usize, peers: &mut [Peer]) -> Result<Vec<Row>> {
         let (transport, baseline) = match &self.baseline {
             Baseline::Sockets(_) => ("tcp", "sockets"),
             Baseline::Memcpy(_) => ("shm", "memcpy"),
         };
-        let gb = shape.moved_bytes() as f64 / 1e9;
-        let rate = |run: &Run| gb / run.seconds;
-        let cpu = |run: &Run| run.cpu_s / gb;
-        let ratios = |of: &dyn Fn(&Run) -> f64| median(ours.iter().zip(&theirs).map(|(a, b)| of(a) / of(b)));
+        let names = peers.iter().map(|peer| (peer.name, Some(peer.version.clone())));
+        let beside = |(name, version)| Beside { name, version, runs: Vec::new(), verified_bytes: 0, wrong_bytes: 0 };
+        let mut besides: Vec<Beside> = std::iter::once((baseline, None)).chain(names).map(beside).collect();
+        let mut ours = Vec::new();
+        let (mut verified_bytes, mut wrong_bytes) = (0, 0);
+        // One that is not counted: connections and caches get warm, and a mapping comes into being.
+        for pair in 0..pairs + 1 {
+            let seed = pair as u64;
+            self.clear(shape, seed)?;
+            // This side, the baseline, and the peers; and backwards.
+            let mut turns: Vec<usize> = (0..peers.len() + 2).collect();
+            if pair % 2 == 0 {
+                turns.reverse();
+            }
+            for turn in turns {
+                let (runs, run) = match turn {
+                    0 => (&mut ours, self.run_fabric(shape)?),
+                    1 => (&mut besides[0].runs, self.run_baseline(shape)?),
+                    _ => {
+                        let beside = &mut besides[turn - 1];
+                        let (run, wrong) = peers[turn - 2].run(shape, seed)?;
+                        beside.verified_bytes += shape.half_bytes();
+                        beside.wrong_bytes += wrong;
+                        (&mut beside.runs, run)
+                    }
+                };
+                if pair > 0 {
+                    runs.push(run);
+                }
+            }
+            let (compared, wrong) = self.compare(shape, seed)?;
+            (verified_bytes, wrong_bytes) = (verified_bytes + compared, wrong_bytes + wrong);
+        }
+        let rate = |run: &Run| run.gb_per_s(shape);
+        let cpu = |run: &Run| run.cpu_s_per_gb(shape);
         let at = |runs: &[Run], share: f64| median(runs.iter().map(|run| percentile(&run.latencies_us, share)));
-        Ok(Row {
-            transport,
-            direction: shape.direction.name(),
-            size_bytes: shape.size_bytes,
-            segments: shape.segments,
-            depth: shape.depth,
-            operations: shape.operations,
-            gb_per_s: median(ours.iter().map(rate)),
-            baseline,
-            baseline_gb_per_s: median(theirs.iter().map(rate)),
-            ratio: ratios(&rate),
-            p50_us: at(&ours, 0.5),
-            p99_us: at(&ours, 0.99),
-            baseline_p50_us: at(&theirs, 0.5),
-            baseline_p99_us: at(&theirs, 0.99),
-            cpu_s_per_gb: median(ours.iter().map(cpu)),
-            baseline_cpu_s_per_gb: median(theirs.iter().map(cpu)),
-            cpu_ratio: ratios(&cpu),
-            verified_bytes,
-            wrong_bytes,
-        })
+        let row = |beside: Beside| {
+            let theirs = &beside.runs;
+            let ratios = |of: &dyn Fn(&Run) -> f64| median(ours.iter().zip(theirs).map(|(a, b)| of(a) / of(b)));
+            Row {
+                transport,
+                direction: shape.direction.name(),
+                size_bytes: shape.size_bytes,
+                segments: shape.segments,
+                depth: shape.depth,
+                operations: shape.operations,
+                gb_per_s: median(ours.iter().map(rate)),
+                baseline_gb_per_s: median(theirs.iter().map(rate)),
+                ratio: ratios(&rate),
+                p50_us: at(&ours, 0.5),
+                p99_us: at(&ours, 0.99),
+                baseline_p50_us: at(theirs, 0.5),
+                baseline_p99_us: at(theirs, 0.99),
+                cpu_s_per_gb: median(ours.iter().map(cpu)),
+                baseline_cpu_s_per_gb: median(theirs.iter().map(cpu)),
+                cpu_ratio: ratios(&cpu),
+                verified_bytes,
+                wrong_bytes,
+                baseline_verified_bytes: beside.verified_bytes,
+                baseline_wrong_bytes: beside.wrong_bytes,
+                baseline: beside.name,
+                baseline_version: beside.version,
+            }
+        };
+        Ok(besides.into_iter().map(row).collect())
     }
 
     /// Fills what is to be moved with the pattern, and what it moves to with zeros.

@@ -341,6 +341,13 @@ pub struct BenchTransfer {
     /// Measure against `forebay bench transfer --listen` at this address
     #[arg(long, value_name = "ADDRESS")]
     pub connect: Option<String>,
+    /// Engines to measure over TCP in the same run: `sockets`, which always are, `nixl`, `mooncake`, `ucx`
+    #[arg(long, value_name = "PEERS", value_delimiter = ',', value_parser = ["sockets", "nixl", "mooncake", "ucx"],
+        conflicts_with_all = ["listen", "connect"])]
+    pub peers: Vec<String>,
+    /// Python that finds the peers
+    #[arg(long, value_name = "PROGRAM", default_value = "python3", requires = "peers")]
+    pub python: std::path::PathBuf,
     /// File with the secret that both sides share; needed between hosts
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<std::path::PathBuf>,

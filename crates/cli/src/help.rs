@@ -52,6 +52,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         "bench transfer",
         &[
             "forebay bench transfer --transport tcp",
+            "forebay bench transfer --transport tcp --peers nixl,mooncake,ucx --python .cache/peers/python",
             "forebay bench transfer --listen tcp://0.0.0.0:7000 --secret-file /etc/forebay.secret",
             "forebay bench transfer --connect tcp://10.0.0.1:7000 --secret-file /etc/forebay.secret",
         ],

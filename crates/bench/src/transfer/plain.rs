@@ -105,11 +105,13 @@ fn requests((stream, memory): &mut (TcpStream, Vec<u8>), verb: Verb, shape: Shap
     let slot = |number: u64| number % shape.depth * bytes;
     let ask = |mut stream: &TcpStream, memory: &[u8], number: u64| {
         let length = if verb == Verb::Write { bytes | WRITE } else { bytes };
+        // Before the call: on a busy machine the other side may answer before it returns.
+        let begun = Instant::now();
         stream.write_all(&[slot(number).to_le_bytes(), length.to_le_bytes()].concat())?;
         if verb == Verb::Write {
             stream.write_all(&memory[slot(number) as usize..(slot(number) + bytes) as usize])?;
         }
-        Ok::<_, io::Error>(Instant::now())
+        Ok::<_, io::Error>(begun)
     };
     let mut began = std::collections::VecDeque::new();
     let mut latencies_us = Vec::with_capacity(shape.operations as usize);

@@ -54,10 +54,6 @@ impl Shape {
     pub fn half_bytes(&self) -> u64 {
         self.op_bytes() * self.depth
     }
-
-    pub fn moved_bytes(&self) -> u64 {
-        self.op_bytes() * self.operations * self.direction.verbs().len() as u64
-    }
 }
 
 /// Of all threads of this process.

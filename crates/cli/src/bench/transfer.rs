@@ -1,19 +1,20 @@
 //! `forebay bench transfer`: two processes on this host, or one side of a measurement between two hosts.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use forebay_bench::transfer::{Direction, Row, TransferBench, run as measure, serve};
+use forebay_bench::transfer::{Direction, Missing, PEERS, Peer, Row, TransferBench, run as measure, serve};
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_fabric::{Address, Options, Secret};
 use forebay_sim::chart;
 
 use super::plot::{Point, throughput};
-use super::{announce, hinted, on_thread, print_report};
+use super::{announce, demand, hinted, on_thread, print_report};
 use crate::arguments::BenchTransfer;
 use crate::failure::Failure;
-use crate::output::{Table, note, print, size};
+use crate::output::{Table, note, print, size, uptime};
 
 /// What the serving side says before its address.
 const LISTENS: &str = "listening at ";
@@ -28,14 +29,16 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
         Some(transport) => vec![transport.as_str()],
         None => vec!["tcp", "shm"],
     };
+    demand_peers(arguments)?;
     let rounds = if arguments.connect.is_some() { 1 } else { transports.len() };
+    announce(rounds * bench.rows(), rounds as u64 * bench.moved_bytes(), 2.0);
     let (total, mut done) = (rounds * bench.rows(), 0);
-    announce(total, rounds as u64 * bench.moved_bytes(), 2.0);
     let mut tell = move |row: &Row| {
-        done += 1;
+        done += usize::from(row.baseline_version.is_none());
         let what = format!("{} {} {} x {}", row.transport, row.direction, size(row.size_bytes), row.segments);
         note(&format!("{done:>3} of {total}: {what}, depth {}, {:.2} x {}", row.depth, row.ratio, row.baseline));
     };
+    let (names, python) = (arguments.peers.clone(), arguments.python.clone());
     let connect = arguments.connect.as_deref().map(Address::parse).transpose()?;
     let transports: Vec<String> = transports.into_iter().map(str::to_owned).collect();
     // Held here too, so that a signal ends it.
@@ -44,16 +47,18 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
     let measure_all = move || match connect {
         Some(address) => {
             let hint = "start `forebay bench transfer --listen` at this address, and measure again";
-            measure(&bench, &address, &mut tell).map_err(|error| hinted(error, hint))
+            measure(&bench, &address, &mut [], &mut tell).map_err(|error| hinted(error, hint))
         }
         None => {
+            let mut peers = start(&names, &python, &bench)?;
             let mut rows = Vec::new();
             for transport in transports {
                 let address = {
                     let mut other = lock(&other);
                     other.insert(Other::start(&transport)?).address.clone()
                 };
-                rows.extend(measure(&bench, &address, &mut tell)?);
+                let peers = if transport == "tcp" { &mut peers[..] } else { &mut [] };
+                rows.extend(measure(&bench, &address, peers, &mut tell)?);
                 drop(lock(&other).take());
             }
             Ok(rows)
@@ -65,13 +70,52 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
         false => print(&table(&rows)),
     }
     if let Some(path) = &arguments.plot {
-        chart::write(path, &throughput(rows.iter().flat_map(points).collect(), "segment"))?;
+        let points = match arguments.peers.is_empty() {
+            true => rows.iter().flat_map(points).collect(),
+            false => rows.iter().flat_map(engines).collect(),
+        };
+        chart::write(path, &throughput(points, "segment"))?;
     }
-    let wrong: u64 = rows.iter().map(|row| row.wrong_bytes).sum();
-    if wrong > 0 {
-        return Err(Error::new(ErrorKind::Corrupt, "bytes arrived that were not sent").with("bytes", wrong).into());
+    let wrong = |row: &&Row| row.wrong_bytes + row.baseline_wrong_bytes > 0;
+    if let Some(row) = rows.iter().find(wrong) {
+        let error = Error::new(ErrorKind::Corrupt, "bytes arrived that were not sent").with("bytes", row.wrong_bytes);
+        return Err(error.with(row.baseline, row.baseline_wrong_bytes).into());
     }
     Ok(())
+}
+
+/// Refuses what peers cannot do.
+fn demand_peers(arguments: &BenchTransfer) -> Result<(), Failure> {
+    let peers = arguments.peers.join(",");
+    let is_over_tcp = peers.is_empty() || arguments.transport.as_deref() != Some("shm");
+    demand("--peers", &peers, is_over_tcp, "stand without `--transport shm`: peers are measured over TCP")?;
+    let is_one_way = peers.is_empty() || arguments.direction.iter().all(|name| name != "both");
+    demand("--peers", &peers, is_one_way, "stand without `--direction both`: peers read or write")
+}
+
+/// Those that are installed, with memory for all shapes; and a note about each other one.
+fn start(names: &[String], python: &Path, bench: &TransferBench) -> Result<Vec<Peer>> {
+    let (mut found, mut is_missing) = (Vec::new(), false);
+    for name in PEERS.into_iter().filter(|name| names.iter().any(|asked| asked == name)) {
+        match Peer::start(name, python, bench.memory_bytes()?)? {
+            Ok(peer) => {
+                note(&format!("{name}: {}", peer.version));
+                found.push(peer);
+            }
+            Err(Missing(why)) => {
+                note(&format!("{name} is left out: {why}"));
+                is_missing = true;
+            }
+        }
+    }
+    if is_missing {
+        note("hint: `tools/transfer-peers.sh FOLDER` gets all peers, and `--python FOLDER/python` finds them");
+    }
+    if !found.is_empty() {
+        let runs = (bench.rows() * (bench.pairs + 1) * found.len()) as f64;
+        note(&format!("the peers take {} more at most", uptime((runs * Peer::MOST_SECONDS).ceil() as u64)));
+    }
+    Ok(found)
 }
 
 fn lock(other: &Mutex<Option<Other>>) -> MutexGuard<'_, Option<Other>> {
@@ -83,6 +127,22 @@ fn points(row: &Row) -> [Point; 2] {
     let segments = if row.segments == 1 { String::new() } else { format!("{} segments, ", row.segments) };
     let line = format!("{segments}depth {}", row.depth);
     Point::pair(&panel, &line, row.size_bytes, row.gb_per_s, (row.baseline, row.baseline_gb_per_s))
+}
+
+/// The same with peers: each engine has its line, and each depth its panel.
+fn engines(row: &Row) -> Vec<Point> {
+    let segments = if row.segments == 1 { String::new() } else { format!(", {} segments", row.segments) };
+    let panel = format!("{} over {}{segments}, depth {}", row.direction, row.transport, row.depth);
+    let line = |engine: &str, y| Point {
+        panel: panel.clone(),
+        line: engine.to_owned(),
+        baseline_of: None,
+        x: row.size_bytes as f64,
+        y,
+    };
+    // Each of a shape's rows has the fabric's own figures.
+    let own = (row.baseline_version.is_none()).then(|| line("forebay", row.gb_per_s));
+    own.into_iter().chain([line(row.baseline, row.baseline_gb_per_s)]).collect()
 }
 
 fn bench(arguments: &BenchTransfer) -> Result<TransferBench> {
@@ -165,6 +225,7 @@ fn table(rows: &[Row]) -> String {
         ">its CPU s/GB",
         ">CPU ratio",
         ">wrong bytes",
+        ">its wrong bytes",
     ]);
     for row in rows {
         table.row([
@@ -185,6 +246,7 @@ fn table(rows: &[Row]) -> String {
             format!("{:.3}", row.baseline_cpu_s_per_gb),
             format!("{:.2}", row.cpu_ratio),
             row.wrong_bytes.to_string(),
+            if row.baseline_verified_bytes > 0 { row.baseline_wrong_bytes.to_string() } else { "-".to_owned() },
         ]);
     }
     table.render("") + "\nCPU time is that of both sides\n"
