@@ -9,9 +9,9 @@ use std::net::TcpListener;
 use command::{Answer, forebay, run};
 use forebay_core::namespace::Descriptor;
 use forebay_rpc::client::{Client, GroupBytes};
-use forebay_rpc::proto::{Block, CommitOutcome};
+use forebay_rpc::proto::{AttachRequest, Block, CommitOutcome};
 use serde_json::Value;
-use support::{DEADLINE, Daemon, Place, Worker, runtime};
+use support::{DEADLINE, Daemon, Place, Worker, runtime, wait_until};
 
 const CAPACITY: &[&str] = &["--pool.capacity_bytes", "64MiB"];
 const BLOCK_BYTES: u64 = 16 << 10;
@@ -168,7 +168,8 @@ fn an_address_that_cannot_be_had_is_refused_with_a_hint() {
 fn a_worker_is_told_how_much_of_the_pool_has_memory_until_all_of_it_has() {
     let place = Place::new();
     let _daemon = Daemon::spawn(&place, &["--pool.capacity_bytes", "1GiB"]).listening(&place);
-    let worker = Worker::attach(&place, Worker::request("early", 0, 2, 4096), None);
+    let request = AttachRequest { hears_population: true, ..Worker::request("early", 0, 2, 4096) };
+    let worker = Worker::attach(&place, request, None);
     let (mut told, units) = (worker.reply.populated_units, worker.reply.units);
     while told < units {
         let news = worker.hear().populated_units.expect("the other rank is not there, so nothing else is told");
@@ -177,4 +178,18 @@ fn a_worker_is_told_how_much_of_the_pool_has_memory_until_all_of_it_has() {
     }
     let late = Worker::attach(&place, Worker::request("late", 0, 2, 4096), None);
     assert_eq!(late.reply.populated_units, units);
+}
+
+/// A worker of an earlier build would take such news for the places of its slices.
+#[test]
+fn a_worker_that_does_not_hear_of_memory_is_told_nothing_but_its_slices() {
+    let place = Place::new();
+    let _daemon = Daemon::spawn(&place, &["--pool.capacity_bytes", "1GiB"]).listening(&place);
+    let early = Worker::attach(&place, Worker::request("early", 0, 2, 4096), None);
+    wait_until("all of the pool has memory", || {
+        let late = Worker::attach(&place, Worker::request("late", 0, 2, 4096), None);
+        late.reply.populated_units == late.reply.units
+    });
+    let _other = Worker::attach(&place, Worker::request("early", 1, 2, 4096), None);
+    assert_eq!(early.hear().populated_units, None, "its slices are the first that it hears of");
 }

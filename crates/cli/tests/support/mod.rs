@@ -511,6 +511,7 @@ impl Worker {
             held_pool_id: Vec::new(),
             incarnation: incarnation(start),
             lending: None,
+            hears_population: false,
         }
     }
 
@@ -542,12 +543,7 @@ impl Worker {
 
     /// Waits until all ranks are there, and acknowledges.
     pub fn acknowledge(&mut self) {
-        let ready = loop {
-            let ready = self.hear();
-            if ready.populated_units.is_none() {
-                break ready;
-            }
-        };
+        let ready = self.hear();
         self.offset = ready.slices[0].offset;
         send(&self.stream, &AttachAck {});
     }

@@ -79,7 +79,9 @@ async fn serve(mut stream: UnixStream, place: &Arc<Place>, shared: &Shared) -> R
             return Err(error);
         }
     };
-    let progress = Progress { told_units: welcomed.reply.populated_units, units: welcomed.reply.units };
+    // A worker of an earlier build would take the news for the places of its slices, and attach again and again.
+    let units = if request.hears_population { welcomed.reply.units } else { 0 };
+    let progress = Progress { told_units: welcomed.reply.populated_units, units };
     let attached = Attached {
         shared: shared.clone(),
         instance: welcomed.instance,

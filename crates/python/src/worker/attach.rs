@@ -101,6 +101,7 @@ fn attach(worker: &Worker, copies: &Copies) -> Result<Attached> {
         held_pool_id: held.clone().unwrap_or_default(),
         incarnation: worker.incarnation.to_vec(),
         lending: None,
+        hears_population: true,
     };
     send_fds(&stream, &request.encode_to_vec(), &[], soon())?;
     let (bytes, fds) = recv_fds(&stream, soon())?;

@@ -798,6 +798,7 @@ impl World {
             groups: groups.map(group).collect(),
             held_pool_id: held,
             lending: None,
+            hears_population: true,
         };
         let (sender, ready) = mpsc::channel(1);
         let welcomed = match self.event(|state| attach::welcome(state, 0, &request, sender)) {
