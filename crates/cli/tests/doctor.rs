@@ -307,15 +307,14 @@ fn a_shared_directory_that_is_missing_needs_no_restart() {
 #[test]
 fn config_refuses_what_serve_refuses_for_its_values() {
     let place = Place::new();
-    for wrong in [["--tier.redis.urls", "http://cache"], ["--tier.fs.directories", "[\"/a\", \"/a\"]"]] {
-        let mut serve = forebay(&["serve", "--http.address", "off", "--socket.directory"]);
-        let serve = serve.arg(place.sockets()).arg("--pool.directory").arg(place.pool()).args(CAPACITY).args(wrong);
-        let refused = Answer::of(serve.output().unwrap());
-        let config = Answer::of(forebay(&["config"]).args(wrong).output().unwrap());
-        assert!(config.code == 2 && config.out.contains(wrong[0].trim_start_matches('-')), "{config:?}");
-        let words = config.err.lines().next().unwrap();
-        assert!(words.starts_with("error: ") && refused.err.contains(words), "{words} is not in {refused:?}");
-    }
+    let wrong = ["--tier.fs.directories", "[\"/a\", \"/a\"]"];
+    let mut serve = forebay(&["serve", "--http.address", "off", "--socket.directory"]);
+    let serve = serve.arg(place.sockets()).arg("--pool.directory").arg(place.pool()).args(CAPACITY).args(wrong);
+    let refused = Answer::of(serve.output().unwrap());
+    let config = Answer::of(forebay(&["config"]).args(wrong).output().unwrap());
+    assert!(config.code == 2 && config.out.contains(wrong[0].trim_start_matches('-')), "{config:?}");
+    let words = config.err.lines().next().unwrap();
+    assert!(words.starts_with("error: ") && refused.err.contains(words), "{words} is not in {refused:?}");
 }
 
 /// A server that is absent, then refuses: every place where an operator looks names it, and says what is wrong.

@@ -57,7 +57,7 @@ fn a_password_that_is_given_twice_or_cannot_be_read_stops_the_start_with_a_hint(
     let sentinels = ["--tier.redis.mode", "sentinel", "--tier.redis.sentinel_master", "m"];
     let both = ["--tier.redis.sentinel_password", "s3cret", "--tier.redis.sentinel_password_file", file];
     let cases: [(&str, Vec<&str>, &str); 3] = [
-        (with_password, vec!["--tier.redis.password_file", file], "given twice"),
+        (with_password, vec!["--tier.redis.password_file", file], "`tier.redis.urls` cannot be"),
         (plain, vec!["--tier.redis.password_file", "/no/such/file"], "cannot read the file of a secret"),
         (plain, [&sentinels[..], &both].concat(), "sentinel_password_file"),
     ];
@@ -66,4 +66,21 @@ fn a_password_that_is_given_twice_or_cannot_be_read_stops_the_start_with_a_hint(
         let (is_success, log) = Daemon::spawn(&Place::new(), &arguments).finish();
         assert!(!is_success && log.contains(says) && log.contains("hint: ") && !log.contains("s3cret"), "{log}");
     }
+}
+
+#[test]
+fn a_url_that_cannot_be_is_refused_under_its_key_and_prints_no_password() {
+    for url in ["redis://127.0.0.1?password=s3cret", "redis://u:s3cret", "redis://u:***@127.0.0.1", "s3cret@127.0.0.1"]
+    {
+        for command in ["config", "doctor", "serve"] {
+            let refused = command::run(&[command, "--tier.redis.urls", url]);
+            refused.assert_refused(2, "`tier.redis.urls` cannot be `[");
+            let names = refused.err.contains("(from=`flag`)") && refused.err.contains("hint: it must hold URLs, and `");
+            assert!(names && !refused.err.contains("s3cret"), "{}", refused.err);
+        }
+    }
+    let sentinels = ["--tier.redis.mode", "sentinel", "--tier.redis.sentinel_master", "m"];
+    let masked = ["--tier.redis.urls", "redis://127.0.0.1:1", "--tier.redis.sentinel_password", "***"];
+    let refused = command::run(&[&["config"][..], &sentinels, &masked].concat());
+    refused.assert_refused(2, "`tier.redis.sentinel_password` cannot be `***`");
 }

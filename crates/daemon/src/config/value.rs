@@ -8,6 +8,7 @@ use forebay_core::policy::PolicyChoice;
 use forebay_core::size;
 use forebay_core::tiers::Admission;
 use forebay_io::pool::HugePages;
+use forebay_io::redis::{MASK, shown_place};
 use toml::Value;
 
 /// A type that can stand in the file. What `show` gives, `read` takes back.
@@ -70,15 +71,17 @@ impl fmt::Debug for ServerUrl {
 
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((before, place)) = self.0.rsplit_once('@') else { return f.write_str(&self.0) };
-        let parts = before.split_once("://");
-        match parts.filter(|(scheme, _)| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())) {
-            Some((scheme, who)) => {
+        let parts = self.0.split_once("://");
+        let parts = parts.filter(|(scheme, _)| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+        match (parts, parts.map_or(&*self.0, |(_, rest)| rest).rsplit_once('@')) {
+            (Some((scheme, _)), Some((who, place))) => {
                 let user = who.split_once(':').map_or(who, |(user, _)| user);
-                write!(f, "{scheme}://{user}:***@{place}")
+                write!(f, "{scheme}://{user}:{MASK}@{}", shown_place(place))
             }
+            (Some((scheme, rest)), None) => write!(f, "{scheme}://{}", shown_place(rest)),
             // The scheme is mistyped, so nothing tells where a password begins.
-            None => write!(f, "***@{place}"),
+            (None, Some((_, place))) => write!(f, "{MASK}@{}", shown_place(place)),
+            (None, None) => f.write_str(&shown_place(&self.0)),
         }
     }
 }
@@ -89,7 +92,7 @@ pub struct Secret(pub String);
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
+        f.write_str(MASK)
     }
 }
 
@@ -102,7 +105,7 @@ impl Setting for Secret {
     }
 
     fn show(&self) -> Option<Value> {
-        Some(Value::String("***".to_string()))
+        Some(Value::String(MASK.to_string()))
     }
 }
 
@@ -391,7 +394,11 @@ mod tests {
             ("rediss://me:sec@ret@[::1]:7", "rediss://me:***@[::1]:7"),
             ("redis:/me:secret@cache", "***@cache"),
             ("me:secret@cache", "***@cache"),
-            ("me:secret@redis://cache", "***@redis://cache"),
+            ("me:secret@redis://cache", "***@redis:***"),
+            ("redis://cache?password=secret", "redis://cache?***"),
+            ("redis://:secret", "redis://:***"),
+            ("redis:/secret", "redis:***"),
+            ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
         ] {
             let url = ServerUrl(url.to_string());
             assert_eq!((url.to_string(), format!("{url:?}")), (shown.to_string(), format!("{shown:?}")));

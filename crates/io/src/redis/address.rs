@@ -12,6 +12,13 @@ use forebay_core::{Error, Result};
 
 const DEFAULT_PORT: u16 = 6379;
 
+/// What a URL can be, for people.
+pub(super) const FORMS: &str =
+    "write `redis://[user:password@]host:6379[/db]`, `rediss://…` for TLS, or `unix:///path`";
+
+/// What is printed in the place of a password.
+pub const MASK: &str = "***";
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Address {
     Tcp { host: String, port: u16 },
@@ -87,24 +94,27 @@ pub struct Url {
 
 impl Url {
     pub fn parse(text: &str) -> Result<Url> {
-        let bad = |why: &str| {
-            Error::invalid(format!("cannot read a redis url: {why}"))
-                .with("url", without_password(text))
-                .hint("write `redis://[user:password@]host:6379[/db]`, `rediss://…` for TLS, or `unix:///path`")
-        };
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("it has no scheme"))?;
-        let is_tls = scheme == "rediss";
+        Url::read(text).map_err(|why| {
+            Error::invalid(format!("cannot read a redis url: {why}")).with("url", without_password(text)).hint(FORMS)
+        })
+    }
+
+    /// Or why it is none.
+    pub fn read(text: &str) -> Result<Url, &'static str> {
+        let (scheme, rest) = text.split_once("://").ok_or("it has no scheme")?;
         match scheme {
-            "unix" => Url::unix(rest).map_err(bad),
-            "redis" | "rediss" => Url::tcp(rest, is_tls).map_err(bad),
-            _ => Err(bad("its scheme is not `redis`, `rediss` or `unix`")),
+            "unix" => Url::unix(rest),
+            "redis" | "rediss" => Url::tcp(rest, scheme == "rediss"),
+            _ => Err("its scheme is not `redis`, `rediss` or `unix`"),
         }
     }
 
     fn unix(rest: &str) -> Result<Url, &'static str> {
         let (credentials, path) = split_credentials(rest)?;
-        let (path, database) = match path.split_once("?db=") {
-            Some((path, database)) => (path, number(database)?),
+        let (path, database) = match path.split_once('?') {
+            Some((path, query)) => {
+                (path, number(query.strip_prefix("db=").ok_or("it has an option other than `db`")?)?)
+            }
             None => (path, 0),
         };
         if !path.starts_with('/') {
@@ -119,6 +129,9 @@ impl Url {
 
     fn tcp(rest: &str, is_tls: bool) -> Result<Url, &'static str> {
         let (credentials, place) = split_credentials(rest)?;
+        if place.contains(['?', '#']) {
+            return Err("it has options behind `?` or `#`, where a password cannot stand either");
+        }
         let (place, database) = match place.split_once('/') {
             Some((place, "")) => (place, 0),
             Some((place, database)) => (place, number(database)?),
@@ -148,6 +161,10 @@ fn split_credentials(rest: &str) -> Result<(Credentials, &str), &'static str> {
     if user.is_some() && password.is_none() {
         return Err("a user needs a password, as in `user:password@`");
     }
+    // Copied from what a command printed.
+    if password.as_deref() == Some(MASK) {
+        return Err("its password is `***`, which commands print in the place of a password");
+    }
     Ok((Credentials { user, password }, place))
 }
 
@@ -175,12 +192,27 @@ fn number(text: &str) -> Result<u32, &'static str> {
 
 /// A URL that may be printed. What stands before the last `@` may hold a password also where the scheme is mistyped.
 pub fn without_password(url: &str) -> String {
-    let Some((before, place)) = url.rsplit_once('@') else { return url.to_string() };
-    let scheme = before.split_once("://").map(|(scheme, _)| scheme);
-    match scheme.filter(|scheme| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())) {
-        Some(scheme) => format!("{scheme}://***@{place}"),
-        None => format!("***@{place}"),
+    let scheme = url.split_once("://").filter(|(scheme, _)| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+    let (scheme, rest) = scheme.map_or((String::new(), url), |(scheme, rest)| (format!("{scheme}://"), rest));
+    match rest.rsplit_once('@') {
+        Some((_, place)) => format!("{scheme}{MASK}@{}", shown_place(place)),
+        None => format!("{scheme}{}", shown_place(rest)),
     }
+}
+
+/// What stands in a URL behind the `@`, or without one behind the scheme, as it may be printed. Somebody may have
+/// written a password where a port or an option is expected.
+pub fn shown_place(place: &str) -> String {
+    let (place, options) = place.split_at(place.find(['?', '#']).unwrap_or(place.len()));
+    let options = match options.strip_prefix("?db=").unwrap_or(options) {
+        "" => String::new(),
+        database if database.bytes().all(|byte| byte.is_ascii_digit()) => options.to_owned(),
+        _ => format!("{}{MASK}", &options[..1]),
+    };
+    let end = if place.starts_with('[') { place.find("]:").map(|at| at + 1) } else { place.find(':') };
+    let (host, port) = place.split_at(end.unwrap_or(place.len()));
+    let is_port = port.bytes().skip(1).all(|byte| byte.is_ascii_digit() || byte == b'/');
+    format!("{host}{}{options}", if is_port { port.to_owned() } else { format!(":{MASK}") })
 }
 
 #[cfg(test)]
@@ -225,6 +257,15 @@ mod tests {
             "redis:/u:secret@cache",
             "u:secret@cache",
             "u:secret@redis://cache",
+            "redis://cache?password=secret",
+            "redis://cache/0?password=secret",
+            "redis://cache#secret",
+            "redis://u:secret",
+            "redis://:secret/0",
+            "redis://[::1]:secret",
+            "unix:///run/redis.sock?password=secret",
+            "unix:///run/redis.sock?db=secret",
+            "redis://u:***@cache",
         ];
         for text in bad {
             let error = Url::parse(text).unwrap_err();
@@ -232,7 +273,15 @@ mod tests {
         }
         let url = Url::parse("redis://u:secret@cache").unwrap();
         assert!(!format!("{url:?}").contains("secret"));
-        assert_eq!(without_password("redis://u:secret@cache:1/2"), "redis://***@cache:1/2");
+        for (url, shown) in [
+            ("redis://u:secret@cache:1/2", "redis://***@cache:1/2"),
+            ("redis://cache:6379?password=secret", "redis://cache:6379?***"),
+            ("redis://[fd00::1]:7000/3", "redis://[fd00::1]:7000/3"),
+            ("unix:///run/redis.sock?db=2", "unix:///run/redis.sock?db=2"),
+            ("redis://cache:secret", "redis://cache:***"),
+        ] {
+            assert_eq!(without_password(url), shown);
+        }
     }
 
     #[test]
@@ -258,6 +307,7 @@ mod tests {
                 "rediss://:OPENSESAME%40@[fd00::1]:7000/3",
                 "unix://u:OPENSESAME@/run/redis.sock?db=2",
                 "redis://OPENSESAME:@cache",
+                "redis://cache?password=OPENSESAME",
             ];
             let inputs = urls.map(|url| url.as_bytes().to_vec()).to_vec();
             let words: [&[u8]; 8] = [b"://", b"@", b":", b"/", b"%", b"[::1]", b"redis", b"?db="];
@@ -267,8 +317,10 @@ mod tests {
                 let who = text.rsplit_once('@').map_or("", |(who, _)| who);
                 let credentials = who.split_once("://").map_or(who, |(_, credentials)| credentials);
                 // As somebody wrote it who meant it to be the password. The user is printed.
-                let is_password = credentials.split_once(':').is_some_and(|(_, rest)| rest.contains(PASSWORD))
-                    && text.matches(PASSWORD).count() == 1;
+                let place = text.rsplit_once('@').map_or(&*text, |(_, place)| place);
+                let is_option = place.split_once('?').is_some_and(|(_, options)| options.contains(PASSWORD));
+                let is_password = credentials.split_once(':').is_some_and(|(_, rest)| rest.contains(PASSWORD));
+                let is_password = (is_password || is_option) && text.matches(PASSWORD).count() == 1;
                 let printed = match &parsed {
                     Ok(url) => format!("{url:?}"),
                     Err(error) => error.to_string(),

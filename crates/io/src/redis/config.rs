@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 
-use super::address::{Address, Credentials, Url};
+use super::address::{Address, Credentials, FORMS, MASK, Url, without_password};
 use super::name;
 use crate::demand::{self, Demand, LONGEST_MS};
 use crate::header::Sealing;
@@ -184,7 +184,8 @@ impl RedisConfig {
         let key = |name: &str| format!("{section}{name}");
         let is_sentinel = self.mode == Mode::Sentinel;
         let Credentials { user, password } = &self.sentinel.credentials;
-        vec![
+        let mut demands = self.url_demands(section);
+        demands.extend([
             Demand::new(
                 key("urls"),
                 self.mode != Mode::Single || self.urls.len() <= 1,
@@ -210,6 +211,47 @@ impl RedisConfig {
                 self.tls.certificate_file.is_some() == self.tls.key_file.is_some(),
                 format!("be set together with `{section}key_file`, or neither"),
             ),
+            Demand::new(
+                key("sentinel_password"),
+                password.as_deref() != Some(MASK),
+                format!("be the password itself, not the `{MASK}` that commands print in its place"),
+            ),
+        ]);
+        demands
+    }
+
+    fn url_demands(&self, section: &str) -> Vec<Demand> {
+        let demand = |holds, must: String| Demand::new(format!("{section}urls"), holds, must);
+        let mut urls = Vec::new();
+        for text in &self.urls {
+            match Url::read(text) {
+                Ok(url) => urls.push(url),
+                Err(why) => {
+                    let shown = without_password(text);
+                    return vec![demand(false, format!("hold URLs, and `{shown}` is none: {why}; {FORMS}"))];
+                }
+            }
+        }
+        let Some(first) = urls.first() else { return Vec::new() };
+        let is_like_first = |url: &Url| {
+            (url.is_tls, &url.credentials, url.database) == (first.is_tls, &first.credentials, first.database)
+        };
+        let is_unix = matches!(first.address, Address::Unix(_));
+        let is_given_twice = first.credentials.password.is_some() && self.credentials.password.is_some();
+        vec![
+            demand(
+                urls.iter().all(is_like_first),
+                "differ in the server only: give all URLs the same scheme, user, password and database".to_owned(),
+            ),
+            demand(
+                self.mode != Mode::Cluster || first.database == 0,
+                format!("name no database where `{section}mode` is `cluster`: a cluster has only database 0"),
+            ),
+            demand(
+                self.mode == Mode::Single || !is_unix,
+                format!("begin with `redis://` or `rediss://` unless `{section}mode` is `single`"),
+            ),
+            demand(!is_given_twice, format!("hold no password where `{section}password_file` is set")),
         ]
     }
 
@@ -253,18 +295,10 @@ impl Settings {
         let Some(first) = urls.first() else {
             return Err(Error::invalid("a redis tier needs the url of a server").hint("set `urls` to at least one URL"));
         };
-        let differs = |url: &Url| {
-            (url.is_tls, &url.credentials, url.database) != (first.is_tls, &first.credentials, first.database)
-        };
-        if urls.iter().any(differs) {
-            return Err(Error::invalid("the urls of a redis tier may differ in the server only")
-                .hint("give all urls the same scheme, user, password and database"));
-        }
-        check_mode(config, first)?;
         demand::check(config.joint_demands(""))?;
         demand::check(config.demands(""))?;
         let tls = |is_wanted: bool| is_wanted.then(|| Tls::of(&config.tls)).transpose();
-        let access = Access { credentials: credentials(config, first)?, tls: tls(first.is_tls)? };
+        let access = Access { credentials: credentials(config, first), tls: tls(first.is_tls)? };
         let sentinel_access = match &config.mode {
             Mode::Single | Mode::Cluster => access.clone(),
             Mode::Sentinel => Access {
@@ -283,28 +317,9 @@ impl Settings {
 }
 
 /// For the servers that the URLs name.
-fn credentials(config: &RedisConfig, first: &Url) -> Result<Credentials> {
+fn credentials(config: &RedisConfig, first: &Url) -> Credentials {
     let Credentials { user, password } = first.credentials.clone();
-    match (password, config.credentials.password.clone()) {
-        (Some(_), Some(_)) => Err(Error::invalid("the password of a redis tier is given twice")
-            .hint("set `password_file`, or write the password into `urls`")),
-        (in_urls, given) => Ok(Credentials { user, password: in_urls.or(given) }),
-    }
-}
-
-/// What only the URLs tell.
-fn check_mode(config: &RedisConfig, first: &Url) -> Result<()> {
-    let is_unix = matches!(first.address, Address::Unix(_));
-    match config.mode {
-        Mode::Cluster if first.database != 0 => {
-            Err(Error::invalid("a cluster has only database 0").hint("remove `/db` from the urls"))
-        }
-        Mode::Cluster | Mode::Sentinel if is_unix => {
-            Err(Error::invalid("clusters and sentinels need urls of TCP addresses")
-                .hint("use `redis://` or `rediss://`"))
-        }
-        _ => Ok(()),
-    }
+    Credentials { user, password: password.or_else(|| config.credentials.password.clone()) }
 }
 
 impl Tls {
@@ -395,6 +410,12 @@ mod tests {
             RedisConfig { mode: Mode::Sentinel, ..good.clone() },
             RedisConfig { sentinel: of_sentinels(None, Some("secret")), ..good.clone() },
             RedisConfig { sentinel: watched(of_sentinels(Some("me"), None)), mode: Mode::Sentinel, ..good.clone() },
+            RedisConfig { sentinel: watched(of_sentinels(None, Some("***"))), mode: Mode::Sentinel, ..good.clone() },
+            RedisConfig {
+                urls: vec!["redis://:secret@a".into()],
+                credentials: Credentials { user: None, password: Some("secret".into()) },
+                ..good.clone()
+            },
             RedisConfig { connections: 0, ..good.clone() },
             RedisConfig { value_bytes: 100, ..good.clone() },
             RedisConfig { key_prefix: "{a}".into(), ..good.clone() },

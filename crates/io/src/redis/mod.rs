@@ -30,7 +30,7 @@ mod tier;
 mod topology;
 mod transport;
 
-pub use address::Credentials;
+pub use address::{Credentials, MASK, shown_place};
 pub use config::{Mode, RedisConfig, SentinelConfig, TlsConfig, VALUE_BYTES};
 pub use masters::examine;
 pub use report::{Counters, RedisReport};
