@@ -12,6 +12,7 @@ use std::fs;
 
 use command::run;
 use rustix::mount::{MountFlags, mount_remount};
+use rustix::process::Signal;
 use servers::{Kind, Server};
 use support::tiers::*;
 use support::*;
@@ -156,4 +157,24 @@ fn a_directory_on_a_volume_that_others_fill_says_so() {
     rig.is_told("No space left on device");
     fs::remove_file(&filler).expect("it is removed");
     rig.is_over();
+}
+
+#[test]
+fn a_stop_does_not_wait_for_a_store_that_answers_nothing() {
+    let server = Server::on_port(Kind::Redis, &[]);
+    let (place, url) = (Place::new(), server.tcp_url());
+    // Neither the drain nor an operation ends by itself before the test does.
+    let long = ["--drain.deadline_seconds", "600", "--tier.redis.operation_timeout_ms", "600000"];
+    let (daemon, client, worker) = serving(&place, &[&["--tier.redis.urls", &url][..], &long].concat());
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    server.signal(Signal::STOP);
+    let slots = client.reserve(namespace, 4);
+    (0..).zip(&slots).for_each(|(seed, held)| worker.fill(held, seed));
+    client.commit(namespace, &hashes(0..slots.len() as u64), &slots);
+    wait_until("the store is asked to write", || tier(&client, "redis").storing_blocks > 0);
+    daemon.terminate();
+    let (is_success, log) = daemon.finish();
+    server.signal(Signal::CONT);
+    assert!(is_success && log.contains("the stop does not wait for it tier=\"redis\""), "{log}");
+    assert!(log.contains("operations of the tier redis: "), "{log}");
 }

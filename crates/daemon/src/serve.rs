@@ -202,11 +202,14 @@ pub async fn drain(shared: &Shared) {
     // What is being written to a tier may end; what waits is in the pool all the same.
     shared.event(|state| state.tiers.close(&mut state.core));
     let seconds = deadline.saturating_sub(start.elapsed()).as_secs_f64();
-    if !is_over(!shared.lock().tiers.is_idle()) {
+    if !is_over(!shared.lock().tiers.is_drained()) {
         tracing::info!(seconds = format!("{seconds:.1}"), waits_for = %left(shared), "waiting for tiers");
     }
-    while !is_over(!shared.lock().tiers.is_idle()) {
+    while !is_over(!shared.lock().tiers.is_drained()) {
         tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for tier in shared.lock().tiers.given_up() {
+        tracing::warn!(tier, "the store does nothing; the stop does not wait for it");
     }
     tracing::info!(ms = start.elapsed().as_millis() as u64, left = %left(shared), "drained");
 }

@@ -17,6 +17,10 @@ use super::waiting::Waiting;
 /// A tier that is sick for less is not worth a line: a server takes a moment to be connected to.
 const SICK_AFTER: Duration = Duration::from_secs(1);
 
+/// A stop does not wait longer for a shared store that has done nothing meanwhile. A loaded server does an operation in
+/// milliseconds.
+const SILENCE: Duration = Duration::from_secs(1);
+
 /// Touches that are handed to the tier in a turn, of which there are a hundred a second or more: so few that no lookup
 /// waits behind them.
 const TOUCHES_AT_ONCE: usize = 4;
@@ -61,6 +65,10 @@ pub struct Driver {
     logged_healthy: Option<bool>,
     /// The daemon is going away.
     pub(super) is_closed: bool,
+    /// Whether it was sick then.
+    was_closed_sick: bool,
+    /// When it was closed, or has last done an operation.
+    last_done: Instant,
     registered_bytes: u64,
     /// Whether the core knows that an earlier daemon's transfers are over.
     are_transfers_over: bool,
@@ -110,6 +118,8 @@ impl Driver {
             changed_at: Instant::now(),
             logged_healthy: None,
             is_closed: false,
+            was_closed_sick: false,
+            last_done: Instant::now(),
             registered_bytes: 0,
             are_transfers_over: false,
         }
@@ -130,6 +140,18 @@ impl Driver {
 
     pub fn is_idle(&self) -> bool {
         self.under_way.is_empty()
+    }
+
+    /// Nothing new goes to the tier, or comes up from it.
+    pub(super) fn close(&mut self, core: &mut Core) {
+        (self.is_closed, self.was_closed_sick, self.last_done) = (true, !self.was_healthy, Instant::now());
+        self.note_health(false, core);
+    }
+
+    /// Whether a stop would wait in vain: what a shared store leaves undone is in the pool, and no transfer of it
+    /// outlives the process. A disk of this host may still write to slots, so a stop waits for it all the same.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.is_shared && (self.was_closed_sick || self.last_done.elapsed() >= SILENCE)
     }
 
     /// Operations that have not ended.
@@ -359,6 +381,9 @@ impl Driver {
     fn ended(&mut self, completion: Completion, core: &mut Core, pool: &Pool) {
         let Completion { id: op, outcome } = completion;
         let under = self.under_way.remove(&op).expect("a tier completes what it was given, once");
+        if !matches!(outcome, Outcome::Failed(_)) {
+            self.last_done = Instant::now();
+        }
         match under {
             // A late one was answered for already, but is welcome all the same.
             Under::Exists { is_late: true, .. } if !matches!(outcome, Outcome::Found(_)) => {}

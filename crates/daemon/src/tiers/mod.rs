@@ -98,9 +98,14 @@ impl Tiers {
         self.drivers.iter().map(|driver| driver.deadline).max().unwrap_or_default()
     }
 
-    /// Whether nothing waits and nothing is in flight.
-    pub fn is_idle(&self) -> bool {
-        self.drivers.iter().all(Driver::is_idle)
+    /// Whether a stop has nothing to wait for: each tier that was closed is idle, or would not become so.
+    pub fn is_drained(&self) -> bool {
+        self.drivers.iter().all(|driver| driver.is_idle() || driver.is_given_up())
+    }
+
+    /// Names of the tiers that a stop does not wait for, although they have operations left.
+    pub fn given_up(&self) -> impl Iterator<Item = &'static str> {
+        self.drivers.iter().filter(|driver| !driver.is_idle() && driver.is_given_up()).map(|driver| driver.name)
     }
 
     /// Names of the tiers, with the operations that each has not ended.
@@ -111,9 +116,7 @@ impl Tiers {
     /// Nothing new goes to a tier, or comes up from it.
     pub fn close(&mut self, core: &mut Core) {
         for tier in (0..self.drivers.len() as u8).map(TierId) {
-            let driver = self.of(tier);
-            driver.is_closed = true;
-            driver.note_health(false, core);
+            self.of(tier).close(core);
         }
     }
 
