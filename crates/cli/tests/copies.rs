@@ -278,3 +278,26 @@ fn a_block_whose_slot_another_size_took_is_not_copied_over_the_neighbours() {
     });
     assert!(is_met, "no block lost its slot while it was to move");
 }
+
+/// Its deadline is two seconds, and the call may take twenty.
+#[test]
+fn a_get_of_many_blocks_waits_once_for_a_store_that_is_slow() {
+    const COUNT: u64 = 30;
+    let (place, shared) = (Place::new(), tempfile::tempdir().expect("a directory"));
+    let path = shared.path().join("shared").display().to_string();
+    std::fs::create_dir(&path).expect("ours");
+    let tier = ["--tier.fs.directories", &path, "--tier.fs.capacity_bytes", "64MiB"];
+    let (daemon, client, worker) = tiers::serving(&place, &tier);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    tiers::store(&client, &worker, namespace, 0..COUNT);
+    tiers::lose_pool(&place, daemon, (client, worker));
+    let slow = ["--tier.fs.load_bytes_per_second", "1KiB", "--tier.fs.load_deadline_ms", "2000"];
+    let _daemon = Daemon::start(&place, &[&["--pool.capacity_bytes", "16MiB"][..], &tier, &slow].concat());
+    let (client, _worker) = engine(&place, "a", tiers::BYTES);
+    wait_until("the tier serves", || tiers::tier(&client, "fs").state == "serving");
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    let (session, hashes) = (client.welcome.session, hashes(0..COUNT).concat());
+    let request = GetRequest { session, namespace, group: 0, hash_bytes: 32, hashes, lent: None };
+    let found = call!(client, get, request).expect("an answer").blocks;
+    assert!((found.len() as u64) < COUNT, "the store was not slow");
+}
