@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
+use forebay_rpc::MAX_BLOCKS;
 use forebay_rpc::proto::*;
 use rustix::fs::{CWD, FileType, Mode};
 use rustix::process::{Pid, Resource, Rlimit};
@@ -98,4 +99,26 @@ fn a_block_without_room_for_its_checksums_is_no_hit() {
         reply.groups[0].states == vec![1; 20]
     });
     is_served(&client, &worker, namespace, 0..20);
+}
+
+#[test]
+fn a_call_of_too_many_blocks_is_refused_with_a_hint() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, POOL);
+    let client = Client::open(&place, "a", 0);
+    let namespace = client.namespace("t", vec![Group { rank_bytes: vec![1], ..group() }]).unwrap();
+    let session = client.welcome.session;
+    let get = |count: usize| {
+        let request =
+            GetRequest { session, namespace, group: 0, hash_bytes: 4, hashes: vec![7; 4 * count], lent: None };
+        call!(client, get, request)
+    };
+    assert!(get(MAX_BLOCKS).unwrap().blocks.is_empty());
+    let blocks = vec![Block { hash: vec![7; 4], data: vec![1] }; MAX_BLOCKS + 1];
+    let put = PutRequest { session, namespace, group: 0, predecessor: vec![], blocks, lent: None };
+    for refused in [get(MAX_BLOCKS + 1).unwrap_err(), call!(client, put, put).unwrap_err()] {
+        let refused = forebay_rpc::from_status(refused);
+        assert!(refused.to_string().contains("too many blocks (blocks=`16385`, limit=`16384`)"), "{refused}");
+        assert!(refused.hint_text().unwrap().contains("fewer blocks at a time"), "{refused}");
+    }
 }

@@ -35,6 +35,9 @@ pub const PROTOCOL_VERSION: u32 = 3;
 /// Largest message that either side accepts. A lookup of 8,192 keys is 256 KiB; `Put` and `Get` carry blocks.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
+/// Most blocks of one `Put` or `Get`: what the daemon keeps for a block besides its bytes is then some MiB.
+pub const MAX_BLOCKS: usize = 16_384;
+
 /// HTTP/2 flow-control windows: of a connection on both sides, and of a stream on the client's side, where an answer of
 /// the largest size never waits for a window update.
 pub const WINDOW_BYTES: u32 = 32 << 20;

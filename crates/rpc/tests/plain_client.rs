@@ -8,8 +8,8 @@ use std::time::Duration;
 use fake::{Fake, PATIENCE};
 use forebay_core::ErrorKind;
 use forebay_rpc::client::{Client, GroupBytes};
-use forebay_rpc::pack;
 use forebay_rpc::proto::{Block, CommitOutcome};
+use forebay_rpc::{MAX_BLOCKS, pack};
 
 const MIB: u64 = 1 << 20;
 
@@ -60,6 +60,23 @@ fn what_is_too_much_for_one_message_travels_in_several() {
         let predecessors: Vec<u8> = memory.puts.iter().map(|put| put.predecessor[0]).collect();
         assert_eq!(predecessors, [77, 1, 3], "each part names the block before it");
         assert_eq!(memory.gets.len(), 3);
+    });
+}
+
+#[test]
+fn a_call_has_no_more_blocks_than_the_daemon_takes() {
+    let fake = Fake::started();
+    run(async {
+        let mut client = client(&fake);
+        let namespace = open(&mut client, 1).await;
+        let hashes: Vec<[u8; 4]> = (0..MAX_BLOCKS as u32 + 1).map(u32::to_be_bytes).collect();
+        let blocks = hashes.iter().map(|hash| Block { hash: hash.to_vec(), data: vec![hash[3]] }).collect();
+        assert_eq!(client.put(namespace, 3, b"", blocks).await.unwrap().len(), MAX_BLOCKS + 1);
+        let found = client.get(namespace, 3, &pack(hashes.iter().map(|hash| hash.as_slice())).unwrap()).await.unwrap();
+        assert!(found.into_iter().zip(&hashes).all(|(block, hash)| block == Some(vec![hash[3]])));
+        let memory = fake.memory();
+        assert_eq!(memory.puts.iter().map(|put| put.blocks.len()).collect::<Vec<_>>(), [MAX_BLOCKS, 1]);
+        assert_eq!(memory.gets.iter().map(|get| get.hashes.len() / 4).collect::<Vec<_>>(), [MAX_BLOCKS, 1]);
     });
 }
 

@@ -17,8 +17,8 @@ use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome as Outcome;
 use forebay_core::{Core, Error, ErrorKind, Generation, Instance, NamespaceIndex, Result, SlotId};
 use forebay_io::pool::{Lent, Pool, Slice};
-use forebay_rpc::MAX_MESSAGE_BYTES;
 use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, LentPlace, PutReply, PutRequest};
+use forebay_rpc::{MAX_BLOCKS, MAX_MESSAGE_BYTES};
 
 use super::{check_hashes, group_index, store};
 use crate::clients::Place;
@@ -48,7 +48,19 @@ pub async fn get(shared: &Shared, place: &Place, request: GetRequest) -> Result<
     tokio::task::spawn_blocking(run).await.expect("a copy does not panic")
 }
 
+/// What the daemon keeps of a block of a call does not depend on the block's size.
+fn check_count(blocks: usize) -> Result<()> {
+    match blocks <= MAX_BLOCKS {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Full, "a call has too many blocks")
+            .with("blocks", blocks)
+            .with("limit", MAX_BLOCKS)
+            .hint("put or request fewer blocks at a time")),
+    }
+}
+
 fn put_blocks(shared: &Shared, uid: u32, request: &PutRequest) -> Result<PutReply> {
+    check_count(request.blocks.len())?;
     let group = group_index(request.group)?;
     let (_, length) = target(&mut shared.lock(), request.session, request.namespace, group)?;
     let lent = request.lent.as_ref().map(|place| lent(shared, uid, request.session, place)).transpose()?;
@@ -220,6 +232,7 @@ fn sum_slices(data: &[u8], lengths: &[u64]) -> Vec<Slice> {
 fn get_blocks(shared: &Shared, uid: u32, request: &GetRequest) -> Result<GetReply> {
     let start = Instant::now();
     let hash_bytes = check_hashes(&request.hashes, request.hash_bytes)?;
+    check_count(request.hashes.len() / hash_bytes)?;
     let group = group_index(request.group)?;
     let (_, length) = target(&mut shared.lock(), request.session, request.namespace, group)?;
     let lent = request.lent.as_ref().map(|place| lent(shared, uid, request.session, place)).transpose()?;

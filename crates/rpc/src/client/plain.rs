@@ -22,7 +22,7 @@ use super::connect::{Rpc, connect};
 use super::lending::{Lend, Memory, Shelf, Sink, Source};
 use crate::from_status;
 use crate::proto::{self, CommitOutcome};
-use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, PURGE_OF_DISKS, random_id};
+use crate::{Hashes, MAX_BLOCKS, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, PURGE_OF_DISKS, random_id};
 
 /// When a daemon that refused memory is asked again: a limit may have been reached, and left.
 const LEND_AGAIN: Duration = Duration::from_secs(30);
@@ -172,7 +172,7 @@ impl Client {
         self.check_sizes(namespace, group, blocks.iter().map(Source::bytes))?;
         let mut outcomes = Vec::with_capacity(blocks.len());
         let mut predecessor = predecessor.to_vec();
-        for blocks in split_by_bytes(&blocks, self.call_bytes()) {
+        for blocks in split(&blocks, self.call_bytes()) {
             let ask = async |to: &mut Target| put_part(to, group, &predecessor, blocks).await;
             let bytes = blocks.iter().map(Source::bytes).sum();
             let reply: proto::PutReply = self.ask(namespace, bytes, ask).await?;
@@ -196,7 +196,7 @@ impl Client {
     /// Fills one place for each hash that is found, and says which were. One round trip per 8 MiB.
     async fn fill<S: Sink>(&mut self, namespace: u32, group: u32, hashes: &Hashes, sinks: &[S]) -> Result<Vec<bool>> {
         let block_bytes = self.block_bytes(namespace, group)?;
-        let per_call = (self.call_bytes() / block_bytes).max(1) as usize;
+        let per_call = (self.call_bytes() / block_bytes).clamp(1, MAX_BLOCKS as u64) as usize;
         let mut found = Vec::with_capacity(hashes.len());
         let all: Vec<&[u8]> = hashes.iter().collect();
         for (part, sinks) in all.chunks(per_call).zip(sinks.chunks(per_call)) {
@@ -614,11 +614,11 @@ fn take_blocks<S: Sink>(reply: proto::GetReply, hashes: &[&[u8]], sinks: &[S], b
     Ok(hashes.iter().zip(sinks).map(take).collect())
 }
 
-/// Runs of blocks with a total of up to `call_bytes`, at least one block each.
-fn split_by_bytes<S: Source>(blocks: &[S], call_bytes: u64) -> Vec<&[S]> {
+/// Runs of blocks with a total of up to `call_bytes`, at least one block each and as many as a call may have.
+fn split<S: Source>(blocks: &[S], call_bytes: u64) -> Vec<&[S]> {
     let (mut runs, mut begin, mut bytes) = (Vec::new(), 0, 0);
     for (at, block) in blocks.iter().enumerate() {
-        if at > begin && bytes + block.bytes() > call_bytes {
+        if at > begin && (bytes + block.bytes() > call_bytes || at - begin == MAX_BLOCKS) {
             runs.push(&blocks[begin..at]);
             (begin, bytes) = (at, 0);
         }
@@ -649,8 +649,10 @@ mod tests {
         let third = CALL_BYTES as usize / 3;
         let sizes = [third, third, third, third, CALL_BYTES as usize + 1, 1, 1];
         let blocks: Vec<_> = sizes.into_iter().map(block).collect();
-        let runs = split_by_bytes(&blocks, CALL_BYTES);
+        let runs = split(&blocks, CALL_BYTES);
         assert_eq!(runs.iter().map(|run| run.len()).collect::<Vec<_>>(), [3, 1, 1, 2]);
-        assert!(split_by_bytes::<proto::Block>(&[], CALL_BYTES).is_empty());
+        assert!(split::<proto::Block>(&[], CALL_BYTES).is_empty());
+        let tiny: Vec<_> = (0..=MAX_BLOCKS).map(|_| block(1)).collect();
+        assert_eq!(split(&tiny, CALL_BYTES).iter().map(|run| run.len()).collect::<Vec<_>>(), [MAX_BLOCKS, 1]);
     }
 }
