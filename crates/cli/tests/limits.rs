@@ -122,3 +122,14 @@ fn a_call_of_too_many_blocks_is_refused_with_a_hint() {
         assert!(refused.hint_text().unwrap().contains("fewer blocks at a time"), "{refused}");
     }
 }
+
+#[test]
+fn sessions_of_programs_are_no_lines_of_an_operators_log() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, POOL);
+    (0..3).for_each(|start| drop(Client::open_start(&place, "a program", start, 0)));
+    drop(engine(&place, "an engine", BYTES));
+    daemon.says("session ended", 1);
+    let log = daemon.log();
+    assert!(log.contains("session opened") && log.contains("an engine") && !log.contains("a program"), "{log}");
+}

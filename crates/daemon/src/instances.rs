@@ -70,6 +70,8 @@ pub struct Share<'a> {
 pub struct Session {
     pub id: u64,
     pub engine_id: String,
+    /// Of a client with workers. Other sessions may be short and many, so the log tells of them at `debug`.
+    pub is_of_engine: bool,
     /// Its namespaces are trials, and end with it.
     pub is_trial: bool,
     pub events: EventSender,
@@ -413,6 +415,7 @@ mod tests {
         Session {
             id,
             engine_id: String::new(),
+            is_of_engine: true,
             is_trial: false,
             events: mpsc::channel(1).0,
             namespaces: BTreeMap::new(),

@@ -474,9 +474,11 @@ impl State {
 
     pub fn end_session(&mut self, session: u64) {
         let Some((instance, ended)) = self.instances.close(session) else { return };
-        match ended.is_trial {
-            true => tracing::debug!(session, ended.engine_id, "trial ended"),
-            false => tracing::info!(session, instance = instance.map(|i| i.0), ended.engine_id, "session ended"),
+        match ended.is_of_engine {
+            true => {
+                tracing::info!(session, instance = instance.map(|i| i.0), engine_id = ended.engine_id, "session ended")
+            }
+            false => tracing::debug!(session, engine_id = ended.engine_id, is_trial = ended.is_trial, "session ended"),
         }
         self.end_trials(&ended);
         if let Some(instance) = instance {

@@ -121,6 +121,7 @@ fn begin(
     let session = Session {
         id,
         engine_id: request.engine_id.clone(),
+        is_of_engine: request.ranks > 0,
         is_trial: request.is_trial,
         events,
         namespaces: Default::default(),
@@ -174,10 +175,10 @@ fn welcome(
         session.tell(Event::Draining(Draining {}));
     }
     tell_attached(member);
-    let (engine_id, ranks) = (&request.engine_id, request.ranks);
-    match request.is_trial {
-        true => tracing::debug!(session = id, engine_id, "trial opened"),
-        false => tracing::info!(session = id, instance = instance.map(|i| i.0), engine_id, ranks, "session opened"),
+    let (engine_id, ranks, is_trial) = (&request.engine_id, request.ranks, request.is_trial);
+    match ranks {
+        0 => tracing::debug!(session = id, engine_id, is_trial, "session opened"),
+        _ => tracing::info!(session = id, instance = instance.map(|i| i.0), engine_id, ranks, "session opened"),
     }
     Ok(())
 }
