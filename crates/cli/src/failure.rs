@@ -131,8 +131,10 @@ fn explain(error: &clap::Error, lists: &str) -> Error {
             lists,
         ),
         (Wrong::ValueValidation, Some(flag), _) => {
-            // Our own readers of values say what to give.
-            let reason = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            // Our own readers of values say what to give, in words or in the hint of an error.
+            let source = std::error::Error::source(error);
+            let hint = source.and_then(|source| source.downcast_ref::<Error>()?.hint_text()).map(str::to_owned);
+            let reason = hint.or_else(|| source.map(ToString::to_string)).unwrap_or_default();
             let value = context(ContextKind::InvalidValue).unwrap_or_default();
             match reason.starts_with("give ") {
                 true => {

@@ -93,6 +93,24 @@ fn default_is_named_as_in_the_configuration_and_another_name_is_refused_with_all
 }
 
 #[test]
+fn sizes_of_nothing_are_refused_with_what_to_give() {
+    let trace = cut("conv").to_string_lossy().into_owned();
+    let least = "hint: give a whole number from 1 on";
+    let more = "hint: give a larger one, such as `5%`";
+    for (flag, value, error, hint) in [
+        ("--store-batch", "0", "`--store-batch` cannot be `0`", least),
+        ("--block-tokens", "0", "`--block-tokens` cannot be `0`", least),
+        ("--capacity", "0%", "`--capacity` cannot be `0%`", more),
+        ("--capacity", "5 parsecs", "`--capacity` cannot be `5 parsecs`", "hint: give a number and a unit, such as"),
+        ("--ssd", "5%,0GiB", "`--ssd` cannot be `0GiB`", more),
+    ] {
+        let refused = command::run(&["simulate", &trace, flag, value]);
+        refused.assert_refused(2, error);
+        assert!(refused.err.contains(hint), "{}", refused.err);
+    }
+}
+
+#[test]
 fn tiers_and_tenants_are_told_in_the_table_in_json_and_in_the_plot() {
     let directory = tempfile::tempdir().expect("a directory");
     let plot = directory.path().join("plot.svg").to_string_lossy().into_owned();

@@ -63,16 +63,24 @@ impl FromStr for Capacity {
         let (number, unit) = text.split_at(split);
         let wrong = || {
             let error = Error::invalid("a capacity is a number and a unit").with("capacity", text);
-            error.hint("such as `5%`, `64GiB`, `1000000tokens` or `5000blocks`")
+            error.hint("give a number and a unit, such as `5%`, `64GiB`, `1000000tokens` or `5000blocks`")
         };
         let number: f64 = number.parse().map_err(|_| wrong())?;
-        match unit.trim() {
-            "%" if (0.0..=1000.0).contains(&number) => Ok(Capacity::Share(number / 100.0)),
-            "blocks" => Ok(Capacity::Blocks(number as u64)),
-            "tokens" => Ok(Capacity::Tokens(number as u64)),
+        let capacity = match unit.trim() {
+            "%" if (0.0..=1000.0).contains(&number) => Capacity::Share(number / 100.0),
+            "blocks" => Capacity::Blocks(number as u64),
+            "tokens" => Capacity::Tokens(number as u64),
             // A bare number could be of anything.
-            "" => Err(wrong()),
-            _ => size::parse(text).map(Capacity::Bytes).map_err(|_| wrong()),
+            "" => return Err(wrong()),
+            _ => size::parse(text).map(Capacity::Bytes).map_err(|_| wrong())?,
+        };
+        match capacity {
+            // It would be replayed as the smallest cache.
+            Capacity::Share(0.0) | Capacity::Bytes(0) | Capacity::Tokens(0) | Capacity::Blocks(0) => {
+                let error = Error::invalid("a capacity is more than nothing").with("capacity", text);
+                Err(error.hint("give a larger one, such as `5%`, `64GiB`, `1000000tokens` or `5000blocks`"))
+            }
+            capacity => Ok(capacity),
         }
     }
 }
@@ -99,7 +107,7 @@ mod tests {
         assert_eq!("1.5 GiB".parse::<Capacity>().unwrap(), Capacity::Bytes(3 << 29));
         assert_eq!("10tokens".parse::<Capacity>().unwrap(), Capacity::Tokens(10));
         assert_eq!("7blocks".parse::<Capacity>().unwrap(), Capacity::Blocks(7));
-        for wrong in ["", "5", "GiB", "5 parsecs", "-1%", "1e9%", "nan%"] {
+        for wrong in ["", "5", "GiB", "5 parsecs", "-1%", "1e9%", "nan%", "0%", "0GiB", "0.5blocks", "0tokens"] {
             assert!(wrong.parse::<Capacity>().is_err(), "`{wrong}` was read");
         }
         assert_eq!(Capacity::Share(0.005).to_string(), "0.5%");

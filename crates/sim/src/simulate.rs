@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use forebay_core::layout::Layout;
@@ -52,7 +53,7 @@ pub struct Arguments {
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = bytes)]
     pub block_bytes: Vec<u64>,
     /// Tokens of a block, if the trace does not name them
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = count::<u32>)]
     pub block_tokens: Option<u32>,
     /// The ids in the trace name a block alone, not the whole prefix up to it
     #[arg(long)]
@@ -64,7 +65,7 @@ pub struct Arguments {
     #[arg(long)]
     pub no_opt: bool,
     /// Blocks that are stored at once [default: 16, or fewer if the cache holds fewer than 1,024 blocks of each size]
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = count::<usize>)]
     pub store_batch: Option<usize>,
     /// Write a plot of hit rate against capacity to this SVG file
     #[arg(long, value_name = "FILE")]
@@ -73,6 +74,12 @@ pub struct Arguments {
 
 fn bytes(text: &str) -> Result<u64, String> {
     size::parse(text).map_err(|_| format!("give {}", size::KIND))
+}
+
+/// Blocks without tokens, or a batch without blocks, would be simulated as if another number had been given.
+fn count<N: FromStr + Default + PartialEq>(text: &str) -> Result<N, String> {
+    let count = text.parse().ok().filter(|count| *count != N::default());
+    count.ok_or_else(|| "give a whole number from 1 on".to_owned())
 }
 
 /// Which blocks are written back.
@@ -246,7 +253,7 @@ fn simulate_trace(
                 capacity_bytes,
                 ssd,
                 lookahead: arguments.lookahead,
-                store_batch: arguments.store_batch.unwrap_or_else(|| store_batch(blocks, base.sizes())).max(1),
+                store_batch: arguments.store_batch.unwrap_or_else(|| store_batch(blocks, base.sizes())),
                 salt: arguments.salt,
             };
             let mut ticker = Ticker::new(format!("{} {name} {blocks} blocks", trace.name), trace.len());
