@@ -92,7 +92,9 @@ pub fn run(arguments: &Doctor) -> Result<(), Failure> {
     if daemon.is_silent {
         checks.append(&mut daemon.checks);
     }
-    checks.extend(machine::checks(&config, daemon.holdings.as_ref(), disks));
+    let is_there = daemon.holdings.is_some() || daemon.is_silent;
+    let refusal = if is_there { None } else { pool::refusal(&config) };
+    checks.extend(machine::checks(&config, daemon.holdings.as_ref(), disks, refusal));
     checks.extend(gpu::checks());
     checks.extend(tier::sealing(&config));
     match daemon.is_silent {

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use command::{Answer, forebay};
 use serde_json::Value;
-use support::{Daemon, Place, wait_until};
+use support::{Daemon, Place, engine, wait_until};
 
 const CAPACITY: &[&str] = &["--pool.capacity_bytes", "64MiB"];
 
@@ -147,6 +147,24 @@ fn a_pool_that_cannot_be_is_a_failure_and_the_exit_code_says_so() {
     assert_eq!(check(&report(&too_large), "memory")["verdict"], "fail");
     let nowhere = doctor(&place, &["--pool.directory", "/proc/forebay", "--json"]);
     assert_eq!((nowhere.code, &check(&report(&nowhere), "huge pages")["verdict"]), (1, &"fail".into()), "{nowhere:?}");
+}
+
+#[test]
+fn a_pool_that_serve_would_not_open_is_a_failure_in_its_words() {
+    let place = Place::new();
+    let daemon = start(&place);
+    let (client, worker) = engine(&place, "a", 4096);
+    drop(client);
+    daemon.kill();
+    // The worker still maps it.
+    let smaller = ["--pool.capacity_bytes", "32MiB"];
+    let doctor = report(&doctor(&place, &[&["--json"][..], &smaller].concat()));
+    assert_eq!(check(&doctor, "pool")["verdict"], "fail", "{doctor:#}");
+    let mut serve = forebay(&["serve", "--pool.directory"]);
+    serve.arg(place.pool()).args([&smaller[..], &["--socket.directory"]].concat()).arg(place.sockets());
+    let refused = Answer::of(serve.output().unwrap());
+    assert!(refused.err.contains(finding(&doctor, "pool")), "{doctor:#}\n{}", refused.err);
+    drop(worker);
 }
 
 /// `serve` refuses it with the same words.

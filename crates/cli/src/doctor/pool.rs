@@ -21,24 +21,31 @@ const NAME: &str = "huge pages";
 /// Less than this share of huge pages is worth a warning; a few small ones at the edges are not.
 const ENOUGH: f64 = 0.95;
 
-pub fn checks(config: &Config, holdings: Option<&Holdings>, held_bytes: u64) -> Vec<Check> {
+pub fn checks(config: &Config, holdings: Option<&Holdings>, held_bytes: u64, refusal: Option<Error>) -> Vec<Check> {
     if let Some(holdings) = holdings {
         return vec![of_daemon(holdings, config.pool.huge_pages)];
     }
-    let directory = check_directory(&config.pool.directory, Holds::Pool);
-    let usable = directory.and_then(|(path, is_there)| {
-        if is_there {
-            check_mount(&path)?;
-        }
-        Ok(path)
-    });
-    match usable {
-        Ok(path) => {
-            let usable = Check::ok("pool", format!("`{}` can be used", path.display()));
+    // A pool that does not fit is what the check of memory is about.
+    match refusal.filter(|error| error.kind() != ErrorKind::Full) {
+        Some(error) => vec![Check::failed("pool", &error)],
+        None => {
+            let usable = Check::ok("pool", format!("`{}` can be used", config.pool.directory.display()));
             [usable].into_iter().chain(huge_pages(config, held_bytes)).collect()
         }
-        Err(error) => vec![Check::failed("pool", &error)],
     }
+}
+
+/// Why `serve` would not open the configured pool, if it would not.
+pub fn refusal(config: &Config) -> Option<Error> {
+    let wanted = PoolConfig {
+        directory: config.pool.directory.clone(),
+        capacity_bytes: config.pool.capacity_bytes.0,
+        unit_bytes: config.pool.unit_bytes.map(|bytes| bytes.0),
+        huge_pages: config.pool.huge_pages,
+    };
+    let directory = check_directory(&config.pool.directory, Holds::Pool);
+    let usable = directory.and_then(|(path, is_there)| if is_there { check_mount(&path) } else { Ok(()) });
+    usable.and_then(|()| Pool::check(&wanted)).err()
 }
 
 fn huge_pages(config: &Config, held_bytes: u64) -> Option<Check> {

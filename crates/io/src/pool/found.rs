@@ -89,6 +89,20 @@ pub(super) fn replaced_data(directory: &Directory) -> Result<Vec<(PathBuf, File)
     Ok(still_mapped)
 }
 
+/// Whether workers still map a pool that was replaced.
+pub(super) fn is_crowded(directory: &Directory) -> Result<bool> {
+    for path in directory.data_places()?.iter().map(|place| replaced_name(place)) {
+        let is_mapped = ours::open(&path).and_then(|file| lock::is_locked(&file, ALL_LOCK_BYTES));
+        match is_mapped {
+            Ok(false) => {}
+            Ok(true) => return Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(ours::unreadable(&path, error)),
+        }
+    }
+    Ok(false)
+}
+
 fn first_of(paths: impl IntoIterator<Item = PathBuf>) -> Result<Option<(PathBuf, File)>, (PathBuf, io::Error)> {
     for path in paths {
         match ours::open(&path) {

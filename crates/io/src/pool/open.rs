@@ -58,14 +58,36 @@ impl Pool {
         Pool::open_in(directory.clone(), config).inspect_err(|_| take_back(&directory, is_unmounted))
     }
 
+    /// Errors as [`Pool::open`] would: somebody uses the pool, workers map one of another shape, or there is no room.
+    /// Takes the pool's lock for a moment, and changes nothing. A directory that does not exist is not made.
+    pub fn check(config: &PoolConfig) -> Result<()> {
+        if !config.directory.exists() {
+            let home = config.directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+            return check_room(home, &Geometry::new(config.capacity_bytes, config.unit_bytes)?, 0);
+        }
+        let directory = Directory::claim(&config.directory)?;
+        let found = found::look(&directory)?;
+        let is_crowded = found::is_crowded(&directory)?;
+        let summary = found.as_ref().map(|found| found.summary(is_crowded));
+        match (plan(summary, config)?, found) {
+            (Plan::Keep(geometry), Some(found)) => check_growth(&found, &geometry),
+            (Plan::Make { geometry, .. }, found) => {
+                let freed_bytes = found.as_ref().and_then(|found| found.data.as_ref());
+                let freed_bytes = freed_bytes.map_or(0, |(_, data)| held_bytes(data));
+                check_room(
+                    found.as_ref().map_or(directory.path(), |found| found.home.as_path()),
+                    &geometry,
+                    freed_bytes,
+                )
+            }
+            (Plan::Keep(_), None) => unreachable!("there is nothing to keep"),
+        }
+    }
+
     fn open_in(directory: Directory, config: &PoolConfig) -> Result<Opened> {
         let found = found::look(&directory)?;
         let replaced = found::replaced_data(&directory)?;
-        let summary = found.as_ref().map(|found| Summary {
-            header: found.content.as_ref().map(|(header, _)| *header).map_err(String::clone),
-            is_attached: found.is_attached,
-            is_crowded: !replaced.is_empty(),
-        });
+        let summary = found.as_ref().map(|found| found.summary(!replaced.is_empty()));
         match (plan(summary, config)?, found) {
             (Plan::Keep(geometry), Some(found)) => recover(directory, found, geometry, replaced),
             (Plan::Make { geometry, reason }, found) => make(directory, config, geometry, reason, found),
@@ -139,6 +161,13 @@ struct Summary {
     is_crowded: bool,
 }
 
+impl Found {
+    fn summary(&self, is_crowded: bool) -> Summary {
+        let header = self.content.as_ref().map(|(header, _)| *header).map_err(String::clone);
+        Summary { header, is_attached: self.is_attached, is_crowded }
+    }
+}
+
 #[derive(PartialEq, Eq, Debug)]
 enum Plan {
     /// Continue with the existing pool, in this geometry.
@@ -177,15 +206,28 @@ fn plan(found: Option<Summary>, config: &PoolConfig) -> Result<Plan> {
     Ok(Plan::Make { geometry: fresh()?, reason: Some(reason) })
 }
 
+/// Whether there is room for the units that a pool gets in addition.
+fn check_growth(found: &Found, geometry: &Geometry) -> Result<()> {
+    let old_units = found.content.as_ref().map_or(0, |(header, _)| header.geometry.units);
+    match u64::from(geometry.units - old_units) * geometry.unit_bytes {
+        0 => Ok(()),
+        added => Room::read(&found.home)?.check(added).map_err(|error| error.with("growing_by", human(added))),
+    }
+}
+
+/// Whether there is room for a new pool on a filesystem in memory, where `freed_bytes` of an old one go.
+fn check_room(home: &Path, geometry: &Geometry, freed_bytes: u64) -> Result<()> {
+    // The small files take about one hundredth more.
+    let needed_bytes = geometry.data_bytes() + geometry.data_bytes() / 64;
+    Room::read(home)?.check(needed_bytes.saturating_sub(freed_bytes))
+}
+
 fn recover(directory: Directory, found: Found, geometry: Geometry, replaced: Vec<(PathBuf, File)>) -> Result<Opened> {
+    check_growth(&found, &geometry)?;
     let (Ok((old, files)), Some(table), Some((data, _))) = (found.content, found.table, found.data) else {
         unreachable!("a readable pool has its files");
     };
     let grown_by_units = geometry.units - old.geometry.units;
-    if grown_by_units > 0 {
-        let added_bytes = u64::from(grown_by_units) * geometry.unit_bytes;
-        Room::read(&found.home)?.check(added_bytes).map_err(|error| error.with("growing_by", human(added_bytes)))?;
-    }
     let header = Header { geometry, epoch: old.epoch.wrapping_add(1), ..old };
     // From here on a pool of an older version has this version: an older daemon would not see who holds which slots.
     // The write lies in one page, so a kill comes before it or after it.
@@ -211,9 +253,7 @@ fn make(
     let freed_bytes = old_data.map_or(0, |(_, data)| held_bytes(data));
     let site = site::choose(&directory, config.huge_pages, &geometry, if is_reserved { freed_bytes } else { 0 })?;
     if site.backing != Backing::Hugetlbfs {
-        // The small files take about one hundredth more.
-        let needed_bytes = geometry.data_bytes() + geometry.data_bytes() / 64;
-        Room::read(&site.home)?.check(needed_bytes.saturating_sub(freed_bytes))?;
+        check_room(&site.home, &geometry, freed_bytes)?;
     }
     if let (Some(found), Some(reason)) = (&found, &reason) {
         tracing::warn!(%reason, attached = found.is_attached, path = %found.home.display(), "the pool is replaced; its blocks are lost");
