@@ -613,6 +613,7 @@ mod tests {
             saved_prefill_us: 89_000_000,
             version: "0.1.0".to_string(),
             core_wait_us: 0,
+            core_quota: 0.0,
             runs: 0,
             uptime_seconds: 3 * 86_400 + 7 * 3600 + 59,
             keys: 3000,

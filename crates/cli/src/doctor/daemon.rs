@@ -73,7 +73,7 @@ pub async fn examine(config: &Config) -> Findings {
     };
     let engines = engines(&reply.sessions);
     let [versions, self_test] = self_test(directory, &reply.classes).await;
-    let cores = cores(Duration::from_micros(reply.core_wait_us), reply.runs);
+    let cores = cores(Duration::from_micros(reply.core_wait_us), reply.runs, reply.core_quota);
     let checks = vec![check, versions, self_test, engines, limits(&reply.users), cores];
     Findings { checks, holdings: Some(holdings), tiers: Some(reply.tiers), is_silent: false }
 }
@@ -199,17 +199,26 @@ fn limits(users: &[UserInfo]) -> Check {
 /// A longer wait for a core, on average, is longer than a lookup takes.
 const LONG_WAIT: Duration = Duration::from_millis(1);
 
-/// Whether engines that spin on all cores keep the daemon from one. `waited` is what its deciding thread has waited
-/// before all of its `runs`.
-fn cores(waited: Duration, runs: u64) -> Check {
+/// Whether something keeps the daemon from a core. `waited` is what its deciding thread has waited before all of its
+/// `runs`. With a `quota` of cores, the kernel stops all threads of the control group for the rest of each period in
+/// which they have used it up, and counts that as such waits: then nobody can tell whether others have the cores too.
+fn cores(waited: Duration, runs: u64, quota: f64) -> Check {
     let each = waited / u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
     let told = format!("the daemon waits {:.2} ms on average until it gets a core", each.as_secs_f64() * 1e3);
-    match each < LONG_WAIT {
-        true => Check::ok("cores", told),
-        false => Check::warn(
+    let limit = format!("its control group limits it to {quota} cores");
+    match (each < LONG_WAIT, quota > 0.0) {
+        (true, false) => Check::ok("cores", told),
+        (true, true) => Check::ok("cores", format!("{told}; {limit}")),
+        (false, false) => Check::warn(
             "cores",
             format!("{told}; other processes have all of them"),
             "give the daemon's service more weight, such as `CPUWeight=1000` in its systemd unit, or a core of its own",
+        ),
+        (false, true) => Check::warn(
+            "cores",
+            format!("{told}; {limit}"),
+            "raise or remove the limit (`cpu.max` of the group; `CPUQuota=` of a service; the CPU limit of a \
+             container), and give the daemon weight instead, such as `CPUWeight=1000`",
         ),
     }
 }
@@ -330,12 +339,22 @@ mod tests {
 
     #[test]
     fn a_daemon_that_waits_long_for_a_core_is_told_with_what_helps() {
-        assert_eq!(cores(Duration::ZERO, 0).verdict, Verdict::Ok);
+        assert_eq!(cores(Duration::ZERO, 0, 0.0).verdict, Verdict::Ok);
         let told = "the daemon waits 0.05 ms on average until it gets a core";
-        assert_eq!(cores(Duration::from_millis(50), 1000), Check::ok("cores", told));
-        let starved = cores(Duration::from_secs(33), 10_000);
+        assert_eq!(cores(Duration::from_millis(50), 1000, 0.0), Check::ok("cores", told));
+        let starved = cores(Duration::from_secs(33), 10_000, 0.0);
         assert!(starved.verdict == Verdict::Warn && starved.finding.starts_with("the daemon waits 3.30 ms"));
         assert!(starved.hint.unwrap().contains("`CPUWeight=1000`"));
+    }
+
+    #[test]
+    fn a_daemon_under_a_limit_of_cores_is_told_of_the_limit_and_not_of_others() {
+        let limited = cores(Duration::from_secs(33), 10_000, 0.5);
+        let told = "the daemon waits 3.30 ms on average until it gets a core; its control group limits it to 0.5 cores";
+        assert_eq!((limited.verdict, limited.finding.as_str()), (Verdict::Warn, told));
+        assert!(limited.hint.unwrap().contains("`cpu.max`"));
+        let well = cores(Duration::from_millis(50), 1000, 2.0);
+        assert!(well.verdict == Verdict::Ok && well.finding.ends_with("limits it to 2 cores"), "{well:?}");
     }
 
     #[test]

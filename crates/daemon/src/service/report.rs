@@ -3,6 +3,7 @@
 use forebay_core::tier::Health as Judged;
 use forebay_core::{Instance, Result};
 use forebay_io::StoreReport;
+use forebay_io::pool::core_quota;
 use forebay_io::ssd::DiskReport;
 use forebay_rpc::proto::{
     ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo, TierPurge, UserInfo,
@@ -21,6 +22,8 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
     let users = clients.reports().into_iter().map(user).collect();
     let huge_bytes = huge_bytes(shared).await?;
     let queue_time = shared.turns().queue_time();
+    // Some small files of the kernel. Unreadable, there is no limit to tell of.
+    let core_quota = core_quota().ok().flatten().unwrap_or(0.0);
     Ok(shared.event(|state| {
         let held = state.core.held();
         InspectReply {
@@ -46,6 +49,7 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
             pool_trouble: Health::of(state).without_memory().unwrap_or_default(),
             core_wait_us: queue_time.waited.as_micros() as u64,
             runs: queue_time.runs,
+            core_quota,
         }
     }))
 }

@@ -24,6 +24,7 @@
 //! pool. Files are never truncated. Every byte that another process wrote is treated as untrusted.
 //! `docs/formats/pool.md` draws the files.
 
+mod cgroup;
 mod config;
 mod credentials;
 mod directory;
@@ -51,6 +52,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use cgroup::core_quota;
 pub use config::{HugePages, PoolConfig};
 pub use credentials::peer_uid;
 pub use directory::check_mount;

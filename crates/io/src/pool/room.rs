@@ -10,7 +10,7 @@ use forebay_core::size::{exact, human, human_at_most};
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::process::Resource;
 
-use super::mounts::{Mount, mounts};
+use super::cgroup;
 
 /// Left for all other processes: 512 MiB, or a sixteenth of a small machine.
 const RESERVE_BYTES: u64 = 512 << 20;
@@ -45,7 +45,7 @@ impl Room {
         Ok(Room {
             memory_total_bytes: kib_field(&meminfo, "MemTotal").unwrap_or(0),
             memory_available_bytes: kib_field(&meminfo, "MemAvailable").unwrap_or(0),
-            cgroup_available_bytes: cgroup_room("memory", "memory").map_err(unreadable)?,
+            cgroup_available_bytes: cgroup::room_of("memory", "memory").map_err(unreadable)?,
             filesystem_free_bytes: has_limit.then(|| filesystem.f_bavail * filesystem.f_frsize),
             memlock_bytes: rustix::process::getrlimit(Resource::Memlock).current,
         })
@@ -117,7 +117,7 @@ impl ReservedHugePages {
         };
         let unclaimed = read("free_hugepages")?.saturating_sub(read("resv_hugepages")?);
         let files = format!("hugetlb.{}", exact(page_bytes).replace("iB", "B"));
-        let allowed = cgroup_room("hugetlb", &files)?.map_or(u64::MAX, |bytes| bytes / page_bytes);
+        let allowed = cgroup::room_of("hugetlb", &files)?.map_or(u64::MAX, |bytes| bytes / page_bytes);
         Ok(ReservedHugePages { page_bytes, free: unclaimed.min(allowed), total: read("nr_hugepages")? })
     }
 }
@@ -126,52 +126,6 @@ impl ReservedHugePages {
 pub(super) fn kib_field(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     rest.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
-}
-
-/// What the groups from this process's own up to the root still allow of `controller`, whose file names begin with
-/// `files`.
-fn cgroup_room(controller: &str, files: &str) -> io::Result<Option<u64>> {
-    let groups = match fs::read_to_string("/proc/self/cgroup") {
-        Ok(groups) => groups,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let directories = cgroup_directories(&groups, controller, &mounts()?);
-    Ok(directories.iter().filter_map(|directory| group_room(directory, files)).min())
-}
-
-/// Directories of the process's group and its ancestors, in both versions of the interface.
-fn cgroup_directories(groups: &str, controller: &str, mounts: &[Mount]) -> Vec<PathBuf> {
-    let mut directories = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let mount = mounts.iter().find(|mount| match controllers {
-            "" => mount.filesystem == "cgroup2",
-            _ => mount.filesystem == "cgroup" && mount.options.iter().any(|option| option == controller),
-        });
-        let concerns = controllers.is_empty() || controllers.split(',').any(|name| name == controller);
-        let Some(mount) = mount.filter(|_| concerns) else { continue };
-        // In a container only the part at or under its own group is mounted.
-        let inside = Path::new(path).strip_prefix(&mount.root).unwrap_or(Path::new(""));
-        directories.extend(inside.ancestors().map(|ancestor| mount.point.join(ancestor)));
-    }
-    directories
-}
-
-/// One group's limit minus its use. Its page cache counts as free, since it can be dropped.
-fn group_room(directory: &Path, files: &str) -> Option<u64> {
-    let number = |suffix: &str| -> Option<u64> {
-        fs::read_to_string(directory.join(format!("{files}.{suffix}"))).ok()?.trim().parse().ok()
-    };
-    let limit = number("max").or_else(|| number("limit_in_bytes"))?;
-    let usage = number("current").or_else(|| number("usage_in_bytes")).unwrap_or(0);
-    let stat = fs::read_to_string(directory.join(format!("{files}.stat"))).unwrap_or_default();
-    let field = |name: &str| -> Option<u64> {
-        stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.parse().ok()
-    };
-    let cached = |name: &str| field(&format!("total_{name}")).or_else(|| field(name)).unwrap_or(0);
-    Some(limit.saturating_sub(usage).saturating_add(cached("inactive_file") + cached("active_file")).min(limit))
 }
 
 #[cfg(test)]
@@ -244,69 +198,5 @@ mod tests {
         let room = Room::read(Path::new("/dev/shm")).unwrap();
         assert!(room.memory_available_bytes > 0 && room.memory_available_bytes <= room.memory_total_bytes);
         assert!(room.filesystem_free_bytes.is_none_or(|bytes| bytes > 0));
-    }
-
-    #[test]
-    fn groups_are_found_in_both_interfaces_and_inside_containers() {
-        let mount = |filesystem: &str, root: &str, point: &str, options: &[&str]| Mount {
-            id: 0,
-            parent: 0,
-            device: 0,
-            root: root.into(),
-            point: point.into(),
-            is_shared: false,
-            is_slave: false,
-            filesystem: filesystem.into(),
-            source: "none".into(),
-            options: options.iter().map(|option| option.to_string()).collect(),
-        };
-        let unified = [mount("cgroup2", "/", "/sys/fs/cgroup", &["rw"])];
-        let both = [
-            mount("cgroup", "/docker/77", "/cg/memory", &["rw", "memory"]),
-            mount("cgroup2", "/", "/cg/unified", &["rw"]),
-        ];
-        let cases: [(&str, &[Mount], &[&str]); 4] = [
-            ("0::/a/b\n", &unified, &["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup/"]),
-            ("4:memory:/docker/77/x\n", &both, &["/cg/memory/x", "/cg/memory/"]),
-            ("4:memory:/elsewhere\n5:cpu,cpuacct:/\n0::/\n", &both, &["/cg/memory/", "/cg/unified/"]),
-            ("", &unified, &[]),
-        ];
-        for (groups, mounts, expected) in cases {
-            let expected: Vec<PathBuf> = expected.iter().map(PathBuf::from).collect();
-            assert_eq!(cgroup_directories(groups, "memory", mounts), expected, "{groups:?}");
-        }
-    }
-
-    #[test]
-    fn a_group_allows_its_limit_less_what_cannot_be_dropped() {
-        type Files = &'static [(&'static str, &'static str)];
-        let cases: [(Files, Option<u64>); 5] = [
-            (&[("memory.max", "max\n"), ("memory.current", "5")], None),
-            (&[("memory.max", "1000\n"), ("memory.current", "300\n")], Some(700)),
-            (
-                &[
-                    ("memory.max", "1000"),
-                    ("memory.current", "300"),
-                    ("memory.stat", "file 9\ninactive_file 50\nactive_file 7\n"),
-                ],
-                Some(757),
-            ),
-            (
-                &[
-                    ("memory.limit_in_bytes", "1000"),
-                    ("memory.usage_in_bytes", "1200"),
-                    ("memory.stat", "inactive_file 1\ntotal_inactive_file 50\n"),
-                ],
-                Some(50),
-            ),
-            (&[], None),
-        ];
-        for (files, expected) in cases {
-            let directory = tempfile::tempdir().unwrap();
-            for (name, text) in files {
-                fs::write(directory.path().join(name), text).unwrap();
-            }
-            assert_eq!(group_room(directory.path(), "memory"), expected, "{files:?}");
-        }
     }
 }
