@@ -92,16 +92,20 @@ fn word(text: &str, colour: Colour) -> String {
     if output::is_coloured(&io::stderr()) { painted(text, colour) } else { text.to_owned() }
 }
 
-/// Written by a thread, because nobody may read standard error while its pipe is full.
+/// Written by a thread, because nobody may read standard error while its pipe is full. Where no thread can be started,
+/// that may be what the words are about.
 pub fn say(text: String) {
     let (done, written) = mpsc::channel();
-    let write = move || {
-        // Nobody is left to tell if standard error is gone.
-        let _ = write_whole(&mut io::stderr(), text.as_bytes());
+    // Nobody is left to tell if standard error is gone.
+    let write = |text: &str| drop(write_whole(&mut io::stderr(), text.as_bytes()));
+    let words = text.clone();
+    let run = move || {
+        write(&words);
         let _ = done.send(());
     };
-    if thread::Builder::new().name("words".into()).spawn(write).is_ok() {
-        let _ = written.recv_timeout(LAST_WORDS);
+    match thread::Builder::new().name("words".into()).spawn(run) {
+        Ok(_) => drop(written.recv_timeout(LAST_WORDS)),
+        Err(_) => write(&text),
     }
 }
 

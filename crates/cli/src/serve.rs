@@ -23,6 +23,8 @@ const TARGET: &str = "forebay::serve";
 
 pub fn run(settings: &Settings) -> Result<(), Failure> {
     let loaded = settings.read()?;
+    // The log has the first one.
+    forebay_daemon::check_threads()?;
     let is_json = loaded.config.log.format == LogFormat::Json;
     let log = Log::start(io::stderr(), is_json);
     for warning in &loaded.warnings {

@@ -133,3 +133,22 @@ fn sessions_of_programs_are_no_lines_of_an_operators_log() {
     let log = daemon.log();
     assert!(log.contains("session opened") && log.contains("an engine") && !log.contains("a program"), "{log}");
 }
+
+#[test]
+fn too_few_threads_are_told_with_a_hint() {
+    let place = Place::new();
+    // Root has no such limit, and a user who runs something else has more processes already.
+    let own = rustix::process::geteuid();
+    let uid = if own.is_root() { 61_234 } else { own.as_raw() };
+    let mut command = Command::new("prlimit");
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("FOREBAY_CONFIG", "");
+    command.args(["--nproc=4", env!("CARGO_BIN_EXE_forebay"), "serve"]);
+    command.args(["--socket.directory".as_ref(), place.sockets().as_os_str()]);
+    command.args(["--pool.directory".as_ref(), place.pool().as_os_str()]);
+    command.args(["--http.address", "off"]).args(POOL).uid(uid).stdin(Stdio::null());
+    let ended = command.output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    assert!(told.contains("error: cannot start the daemon's threads: ") && told.contains("of 16 started"), "{told}");
+    assert!(told.contains("hint: raise the limit of tasks"), "{told}");
+}

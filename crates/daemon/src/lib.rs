@@ -41,4 +41,4 @@ mod vital;
 
 pub use serve::serve;
 pub use tiers::{CLAIM_COMMAND, Disks, IndexMemory};
-pub use vital::{abort_on_panic, current_thread_runtime, write_whole};
+pub use vital::{abort_on_panic, check_threads, current_thread_runtime, write_whole};

@@ -11,8 +11,12 @@ use std::future::Future;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::panic::PanicHookInfo;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
 use std::time::Duration;
 
+use forebay_core::{Error, ErrorKind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
@@ -30,10 +34,10 @@ pub fn abort_on_panic() {
         // sockets and locks from the next daemon.
         let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
         let watch = || {
-            std::thread::sleep(LAST_WORDS);
+            thread::sleep(LAST_WORDS);
             std::process::abort()
         };
-        let _ = std::thread::Builder::new().name("last-words".into()).spawn(watch);
+        let _ = thread::Builder::new().name("last-words".into()).spawn(watch);
         // A standard error that is gone keeps nobody from ending.
         let _ = tell(panic);
         std::process::abort()
@@ -42,7 +46,7 @@ pub fn abort_on_panic() {
 
 /// The message first: finding the names for a backtrace takes a while.
 fn tell(panic: &PanicHookInfo<'_>) -> io::Result<()> {
-    let (thread, mut stderr) = (std::thread::current(), io::stderr().lock());
+    let (thread, mut stderr) = (thread::current(), io::stderr().lock());
     let name = thread.name().unwrap_or("without a name");
     let hint = "start the daemon again, which keeps its pool; report this with the lines below";
     write_whole(&mut stderr, format!("the daemon stops: thread `{name}` {panic}\nhint: {hint}\n").as_bytes())?;
@@ -74,7 +78,7 @@ fn wait_for_room(to: &impl AsFd) -> io::Result<()> {
 /// For a thread whose work has no other end any more: the daemon is ending, and has dropped its state.
 pub(crate) fn end_with_process() -> ! {
     loop {
-        std::thread::park();
+        thread::park();
     }
 }
 
@@ -101,7 +105,41 @@ pub(crate) fn low_thread(name: &str, run: impl FnOnce() -> Infallible + Send + '
 /// Starts a thread that runs as long as the daemon.
 pub(crate) fn thread(name: &str, run: impl FnOnce() -> Infallible + Send + 'static) {
     let run = move || match run() {};
-    std::thread::Builder::new().name(name.into()).spawn(run).expect("the system starts a thread");
+    thread::Builder::new().name(name.into()).spawn(run).expect("the system starts a thread");
+}
+
+/// Threads that a daemon without tiers has when it serves, and some for copies. It takes those of its tiers as well.
+const LEAST_THREADS: usize = 16;
+
+/// Errors with `Full` and a hint unless the system starts as many threads as a daemon cannot do without. Later, a
+/// thread that cannot be started ends the daemon.
+pub fn check_threads() -> forebay_core::Result<()> {
+    let are_all_there = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let wait = || {
+            while !are_all_there.load(Relaxed) {
+                thread::park();
+            }
+        };
+        let mut threads = Vec::new();
+        let failed = loop {
+            if threads.len() == LEAST_THREADS {
+                break None;
+            }
+            match thread::Builder::new().spawn_scoped(scope, wait) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => break Some(error),
+            }
+        };
+        are_all_there.store(true, Relaxed);
+        threads.iter().for_each(|thread| thread.thread().unpark());
+        let Some(error) = failed else { return Ok(()) };
+        let what = format!("cannot start the daemon's threads: {} of {LEAST_THREADS} started", threads.len());
+        Err(Error::new(ErrorKind::Full, what).source(error).hint(
+            "raise the limit of tasks: `TasksMax=` of a service, `--pids-limit` of a container, `pids.max` of a \
+             control group, or `ulimit -u` of the user",
+        ))
+    })
 }
 
 /// A runtime on the thread that builds it, for the daemon. It has a thread for blocking work from the beginning, and

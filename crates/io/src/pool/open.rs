@@ -346,13 +346,23 @@ fn still_attached(what: &str, config: &PoolConfig, old: Option<Geometry>) -> Err
 }
 
 fn cannot_make(what: &str, directory: &Directory, error: io::Error) -> Error {
-    let is_too_long = error.kind() == io::ErrorKind::FileTooLarge;
+    let hint = match error.kind() {
+        io::ErrorKind::FileTooLarge => {
+            Some("raise the limit on the size of files (`ulimit -f unlimited`; `LimitFSIZE=` of a service)")
+        }
+        // Bytes were counted before, and a pool has few files.
+        io::ErrorKind::StorageFull => Some(
+            "the filesystem of the path has no room for another file: `df -i` counts its inodes, and \
+             `mount -o remount,nr_inodes=…` raises their number on a tmpfs",
+        ),
+        _ => None,
+    };
     let error = Error::new(ErrorKind::Io, format!("cannot {what} the pool"))
         .with("path", directory.path().display())
         .source(error);
-    match is_too_long {
-        true => error.hint("raise the limit on the size of files (`ulimit -f unlimited`; `LimitFSIZE=` of a service)"),
-        false => error,
+    match hint {
+        Some(hint) => error.hint(hint),
+        None => error,
     }
 }
 
@@ -424,6 +434,14 @@ mod tests {
             plan(None, &auto(64, None)).unwrap(),
             Plan::Make { geometry: Geometry::new(64 * MIB, None).unwrap(), reason: None }
         );
+    }
+
+    #[test]
+    fn a_filesystem_without_inodes_is_told_with_what_gives_it_more() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let directory = Directory::claim(&place.path().join("pool")).unwrap();
+        let error = cannot_make("make", &directory, io::Error::from(io::ErrorKind::StorageFull));
+        assert!(error.hint_text().is_some_and(|hint| hint.contains("nr_inodes")), "{error}");
     }
 
     #[test]
