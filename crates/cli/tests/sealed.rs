@@ -106,6 +106,17 @@ impl Host {
         page.lines().find(is_it).map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().expect("a number"))
     }
 
+    /// In the counter that alerts watch, and once in the log, with what the cause may be.
+    fn tells_of_damage(&self, blocks: u64) {
+        let page = self.daemon.page("/metrics");
+        let counted = format!("forebay_corrupt_blocks_total{{found_by=\"tier\"}} {blocks}");
+        assert!(page.lines().any(|line| line == counted), "{page}");
+        wait_until("the log says so", || self.daemon.log().contains("the tier gave damaged blocks"));
+        let log = self.daemon.log();
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains("the tier gave damaged blocks")).collect();
+        assert!(lines.len() < 5 && lines[0].contains("tier.secret_file"), "{lines:?}");
+    }
+
     fn end(self) {
         drop((self.client, self.worker));
         self.daemon.kill();
@@ -153,6 +164,7 @@ fn hosts_with_one_secret_share_a_directory_and_hosts_without_it_take_no_part() {
     let theirs = shared.host(Some(THEIRS));
     theirs.misses(0..10);
     assert_eq!(theirs.event("corrupt_blocks"), 10.0);
+    theirs.tells_of_damage(10);
     theirs.store(0..10);
     theirs.end();
     let theirs = shared.host(Some(THEIRS));
@@ -238,6 +250,7 @@ fn a_server_is_shared_by_hosts_with_one_secret_and_others_leave_its_values_alone
     let theirs = host(Some(THEIRS));
     theirs.misses(0..5);
     assert_eq!(theirs.event("corrupt_blocks"), 5.0);
+    theirs.tells_of_damage(5);
     theirs.store(0..5);
     theirs.end();
     host(Some(THEIRS)).hits(0..5);

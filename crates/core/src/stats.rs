@@ -17,7 +17,7 @@ pub enum Finder {
     Scrub,
     /// Somebody who asked for all blocks to be compared.
     Audit,
-    /// The daemon, when a tier had promoted the block in several slices, or refused to write it.
+    /// A tier, that had it or was to write it, or the daemon, when a tier had promoted it in several slices.
     Tier,
 }
 

@@ -129,6 +129,19 @@ fn what_comes_up_for_several_ranks_is_a_hit_once_its_slices_were_compared() {
 }
 
 #[test]
+fn a_block_that_a_tier_gave_damaged_is_counted_as_found_by_a_tier() {
+    let mut rig = Rig::new(2);
+    let ns = rig.open(1, &layout(SMALL));
+    let tier = rig.core.open_tier(Limits::default());
+    rig.core.tier_found(tier, &BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) });
+    rig.lease(ns, &[1]);
+    let [.., Effect::Promote { block, generation, .. }] = rig.effects()[..] else { panic!("nothing comes up") };
+    assert!(!rig.core.promoted(block, generation, Outcome::Failed(ErrorKind::Corrupt)));
+    assert_eq!((rig.core.tier_report(tier).stats.corrupt, rig.core.stats().corrupt), (1, [0, 0, 0, 0, 0, 1]));
+    rig.audit();
+}
+
+#[test]
 fn a_block_that_a_tier_would_not_write_for_its_checksum_is_compared() {
     let mut rig = Rig::new(2);
     let tier = rig.core.open_tier(Limits { admission: Admission::All, ..Limits::default() });

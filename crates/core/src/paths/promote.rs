@@ -198,6 +198,9 @@ impl Core {
     /// Counts a failure and decides whether the block is asked for again.
     fn record_failure(&mut self, block: BlockId, tier: TierId, outcome: Outcome) {
         let key = self.tier_key_of(block);
+        if outcome == Outcome::Failed(ErrorKind::Corrupt) {
+            self.journal.stats_mut().corrupt[Finder::Tier as usize] += 1;
+        }
         let stats = self.tiers.stats_mut(tier);
         match outcome {
             Outcome::Absent => stats.absent += 1,

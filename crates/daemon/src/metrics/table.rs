@@ -266,7 +266,8 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_corrupt_blocks_total",
-        "Blocks dropped because their checksum was wrong, by what found it: restart, load, get, scrub, audit or tier.",
+        "Blocks dropped because their checksum was wrong, by what found it: restart, load, get, scrub, audit or tier. \
+         `tier` counts also blocks that a disk or a shared store gave damaged.",
         Counters(&["found_by"], corrupt_by_finder),
     ),
     metric(

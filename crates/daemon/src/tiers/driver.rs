@@ -7,6 +7,7 @@ use forebay_core::decorate::{self, Attempts, Rules, Stack, Timed};
 use forebay_core::tier::{Completion, Health, Lineage, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::{Limits, Probe, TierId, Touching};
 use forebay_core::{BlockId, BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
+use forebay_io::Seldom;
 use forebay_io::pool::{Pool, Slice};
 use tokio::time::Instant;
 
@@ -63,6 +64,8 @@ pub struct Driver {
     changed_at: Instant,
     /// What the log says of it.
     logged_healthy: Option<bool>,
+    /// Warnings of damaged blocks.
+    damaged: Seldom,
     /// The daemon is going away.
     pub(super) is_closed: bool,
     /// Whether it was sick then.
@@ -117,6 +120,7 @@ impl Driver {
             was_healthy: false,
             changed_at: Instant::now(),
             logged_healthy: None,
+            damaged: Seldom::default(),
             is_closed: false,
             was_closed_sick: false,
             last_done: Instant::now(),
@@ -298,6 +302,18 @@ impl Driver {
         }
     }
 
+    fn warn_of_damage(&self) {
+        let Some(blocks) = self.damaged.add(Instant::now().into_std()) else { return };
+        let hint = match self.is_shared {
+            true => {
+                "if most blocks of other hosts are damaged, the hosts have different secrets: give all the same \
+                 `tier.secret_file`; else look for programs that write there, and for errors of the store's machine"
+            }
+            false => "look for errors of the disk in the kernel's log; `forebay_disk_corrupt_blocks_total` names it",
+        };
+        tracing::warn!(tier = self.name, blocks, hint, "the tier gave damaged blocks; they are misses");
+    }
+
     /// What came into an own tier since the last turn: parts that were missing, with their blocks.
     fn hear_of_parts(&mut self, core: &mut Core) {
         let is_told = self.are_transfers_over || self.is_shared;
@@ -388,7 +404,12 @@ impl Driver {
             // A late one was answered for already, but is welcome all the same.
             Under::Exists { is_late: true, .. } if !matches!(outcome, Outcome::Found(_)) => {}
             Under::Exists { probe, .. } => core.probe_done(&probe, outcome),
-            Under::Load { block, slot, generation } => promoted(block, (slot, generation), outcome, core, pool),
+            Under::Load { block, slot, generation } => {
+                if outcome == Outcome::Failed(ErrorKind::Corrupt) {
+                    self.warn_of_damage();
+                }
+                promoted(block, (slot, generation), outcome, core, pool);
+            }
             Under::Store { block, key, length_bytes } => {
                 if !core.written_back(self.id, block, outcome) {
                     self.remove(key, length_bytes);
