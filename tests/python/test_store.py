@@ -130,8 +130,9 @@ def test_a_secret_that_is_none_is_refused_and_never_repeated(url: str, tmp_path:
 def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
     with Valkey(password="s3cret").start() as server:
         url = f"unix://{server.socket}"
-        with Store(url, FIELDS, 4, password_file=secret_file(tmp_path, "s3cret")) as store:
-            assert store.dump([b"k"], [b"four"]).result(SECONDS) == ["stored"]
+        for whole in (url, f"unix://default@{server.socket}"):
+            with Store(whole, FIELDS, 4, password_file=secret_file(tmp_path, "s3cret")) as store:
+                assert store.dump([b"k"], [b"four"]).result(SECONDS) == ["stored"]
         with Store(url, FIELDS, 4, deadline=1) as store:
             assert store.dump([b"k"], [b"four"]).result(SECONDS) != ["stored"]
 

@@ -48,6 +48,25 @@ fn a_password_in_a_mounted_file_opens_the_server_and_stands_nowhere() {
 }
 
 #[test]
+fn the_user_of_the_urls_has_its_password_in_the_file() {
+    let server = Server::on_port(Kind::Valkey, &[]);
+    server.admin().must(&["ACL", "SETUSER", "fb", "on", &format!(">{PASSWORD}"), "~forebay:*", "+@all"]);
+    server.admin().must(&["ACL", "SETUSER", "default", "off"]);
+    let home = tempfile::tempdir().expect("a directory");
+    let file = home.path().join("password");
+    write(&file, PASSWORD).expect("ours");
+    set_permissions(&file, Permissions::from_mode(0o600)).expect("ours");
+    let url = server.tcp_url().replace("redis://", "redis://fb@");
+    let tier = ["--tier.redis.urls", &url, "--tier.redis.password_file", file.to_str().expect("UTF-8")];
+    let judged = command::run(&[&["doctor"][..], &tier].concat());
+    assert!(judged.out.contains("` answers"), "{judged:?}");
+    let place = Place::new();
+    let (_daemon, client, worker) = support::tiers::serving(&place, &tier);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..10);
+}
+
+#[test]
 fn a_password_that_is_given_twice_or_cannot_be_read_stops_the_start_with_a_hint() {
     let home = tempfile::tempdir().expect("a directory");
     let file = home.path().join("password");

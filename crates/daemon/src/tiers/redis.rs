@@ -24,8 +24,8 @@ settings! {
     /// A Redis or Valkey server that several hosts share. Each host finds the blocks that the others stored.
     "tier.redis": TierRedis {
         /// URLs of the server, of some nodes of a cluster, or of sentinels; an empty list switches the tier off. A URL
-        /// begins with `redis://`, `rediss://` (TLS) or `unix:///path`. `user:password@` may stand before the host, and
-        /// `/number` of a database after it.
+        /// begins with `redis://`, `rediss://` (TLS) or `unix:///path`. `user:password@` may stand before the host, or
+        /// `user@` with a `password_file`, and `/number` of a database after it.
         urls: Vec<ServerUrl> = Vec::new();
         /// File with the password for the servers in `urls`, whose URLs then name a user at most. The password stands
         /// alone in the file; one newline at its end is not part of it. The daemon reads the file when it starts.

@@ -14,7 +14,7 @@ const DEFAULT_PORT: u16 = 6379;
 
 /// What a URL can be, for people.
 pub(super) const FORMS: &str =
-    "write `redis://[user:password@]host:6379[/db]`, `rediss://…` for TLS, or `unix:///path`";
+    "write `redis://[user[:password]@]host:6379[/db]`, `rediss://…` for TLS, or `unix:///path`";
 
 /// What is printed in the place of a password.
 pub const MASK: &str = "***";
@@ -158,9 +158,6 @@ fn split_credentials(rest: &str) -> Result<(Credentials, &str), &'static str> {
     let (user, password) = who.split_once(':').map_or((who, None), |(user, password)| (user, Some(password)));
     let user = if user.is_empty() { None } else { Some(decode(user)?) };
     let password = password.map(decode).transpose()?;
-    if user.is_some() && password.is_none() {
-        return Err("a user needs a password, as in `user:password@`");
-    }
     // Copied from what a command printed.
     if password.as_deref() == Some(MASK) {
         return Err("its password is `***`, which commands print in the place of a password");
@@ -236,6 +233,8 @@ mod tests {
         assert_eq!(tls.credentials.user.as_deref(), Some("reader"));
         assert_eq!(tls.credentials.password.as_deref(), Some("p@ss:w"));
         assert_eq!(url("redis://:secret@cache").credentials.user, None);
+        let user = url("redis://reader@cache").credentials;
+        assert_eq!((user.user.as_deref(), user.password), (Some("reader"), None), "its password may come from a file");
         let unix = url("unix:///run/redis.sock?db=2");
         assert_eq!((unix.address, unix.database), (Address::Unix("/run/redis.sock".into()), 2));
     }
@@ -251,7 +250,6 @@ mod tests {
             "redis://[::1",
             "redis://[cache]:1",
             "unix://relative",
-            "redis://user@cache",
             "redis://u:secret%zz@cache",
             "redis://u:secret%+1@cache",
             "redis:/u:secret@cache",

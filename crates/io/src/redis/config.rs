@@ -72,7 +72,7 @@ pub struct TlsConfig {
 pub struct RedisConfig {
     /// One server, or several seeds of a cluster, or several sentinels.
     pub urls: Vec<String>,
-    /// The password where the URLs have none, as they then must. A user stands in the URLs.
+    /// The password where the URLs have none, as they then must. A user stands in the URLs: `redis://user@host`.
     pub credentials: Credentials,
     /// Says what `urls` names.
     pub mode: Mode,
@@ -237,7 +237,10 @@ impl RedisConfig {
             (url.is_tls, &url.credentials, url.database) == (first.is_tls, &first.credentials, first.database)
         };
         let is_unix = matches!(first.address, Address::Unix(_));
-        let is_given_twice = first.credentials.password.is_some() && self.credentials.password.is_some();
+        let Credentials { user, password } = &first.credentials;
+        let is_given = self.credentials.password.is_some();
+        let is_given_twice = is_given && password.as_ref().is_some_and(|password| !password.is_empty());
+        let is_known = user.is_none() || password.is_some() || is_given;
         vec![
             demand(
                 urls.iter().all(is_like_first),
@@ -252,6 +255,10 @@ impl RedisConfig {
                 format!("begin with `redis://` or `rediss://` unless `{section}mode` is `single`"),
             ),
             demand(!is_given_twice, format!("hold no password where `{section}password_file` is set")),
+            demand(
+                is_known,
+                format!("hold a user's password, as in `user:password@`, where `{section}password_file` is not set"),
+            ),
         ]
     }
 
@@ -319,7 +326,8 @@ impl Settings {
 /// For the servers that the URLs name.
 fn credentials(config: &RedisConfig, first: &Url) -> Credentials {
     let Credentials { user, password } = first.credentials.clone();
-    Credentials { user, password: password.or_else(|| config.credentials.password.clone()) }
+    // Nothing behind a user's colon is a password only if there is no other.
+    Credentials { user, password: config.credentials.password.clone().or(password) }
 }
 
 impl Tls {
@@ -401,9 +409,12 @@ mod tests {
             SentinelConfig { credentials: Credentials { user, password }, ..SentinelConfig::default() }
         };
         let watched = |sentinel| SentinelConfig { master: "blocks".into(), ..sentinel };
+        let given = Credentials { user: None, password: Some("secret".to_owned()) };
         let bad = [
             config(&[]),
             config(&["redis://a", "redis://b"]),
+            config(&["redis://user@a"]),
+            RedisConfig { credentials: given.clone(), ..config(&["redis://u:secret@a"]) },
             RedisConfig { urls: vec!["redis://a".into(), "rediss://b".into()], ..cluster.clone() },
             RedisConfig { urls: vec!["redis://a/1".into()], ..cluster.clone() },
             RedisConfig { urls: vec!["unix:///a".into()], ..cluster },
@@ -429,6 +440,27 @@ mod tests {
             assert!(!format!("{:?} {error:?}", config.sentinel).contains("secret"), "{error:?} tells a password");
         }
         assert!(Settings::of(&good).is_ok());
+    }
+
+    #[test]
+    fn the_urls_user_gets_the_password_that_is_given_beside_them() {
+        let credentials = |url: &str, password: Option<&str>, mode| {
+            let given = Credentials { user: None, password: password.map(str::to_owned) };
+            let master = if mode == Mode::Sentinel { "blocks" } else { "" };
+            let sentinel = SentinelConfig { master: master.to_owned(), ..SentinelConfig::default() };
+            let config = RedisConfig { credentials: given, mode, sentinel, ..config(&[url]) };
+            let Credentials { user, password } = Settings::of(&config).unwrap().access.credentials;
+            (user.unwrap_or_default(), password)
+        };
+        let of = |user: &str, password: &str| (user.to_owned(), Some(password.to_owned()));
+        for mode in [Mode::Single, Mode::Cluster, Mode::Sentinel] {
+            for url in ["redis://fb@cache", "redis://fb:@cache"] {
+                assert_eq!(credentials(url, Some("pw"), mode), of("fb", "pw"), "{url}");
+            }
+            // As a user without a password is greeted.
+            assert_eq!(credentials("redis://fb:@cache", None, mode), of("fb", ""));
+            assert_eq!(credentials("redis://cache", Some("pw"), mode), of("", "pw"));
+        }
     }
 
     #[test]
