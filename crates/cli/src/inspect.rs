@@ -287,6 +287,9 @@ fn stores_text(stores: &[StoreInfo]) -> String {
             };
             text += &format!("    {when}: {}\n", escaped(&store.trouble));
         }
+        if !store.refuses_reads.is_empty() {
+            text += &format!("    it answers no reads: {}\n", escaped(&store.refuses_reads));
+        }
         if !store.refuses_writes.is_empty() {
             text += &format!("    it takes no writes: {}\n", escaped(&store.refuses_writes));
         }
@@ -437,6 +440,7 @@ fn store_json(store: &StoreInfo) -> Value {
         "trouble": store.trouble,
         "trouble_age_seconds": store.trouble_age_seconds,
         "refuses_writes": store.refuses_writes,
+        "refuses_reads": store.refuses_reads,
         "connections": store.connections,
         "used_bytes": store.used_bytes,
         "capacity_bytes": store.capacity_bytes,

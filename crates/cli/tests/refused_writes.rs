@@ -1,4 +1,5 @@
 //! A shared store that takes no writes is shown as such, is read from all the same, and is written to when it can be.
+//! One that answers no reads is shown too, until it answers one.
 
 mod command;
 #[path = "../../io/tests/redis/servers.rs"]
@@ -11,6 +12,7 @@ mod volume;
 use std::fs;
 
 use command::run;
+use forebay_rpc::proto::StoreInfo;
 use rustix::mount::{MountFlags, mount_remount};
 use rustix::process::Signal;
 use servers::{Kind, Server};
@@ -114,6 +116,36 @@ fn a_server_without_memory_for_more_says_so_and_is_still_read() {
     rig.is_read(&arguments, 0..50);
     server.admin().must(&["CONFIG", "SET", "maxmemory", "0"]);
     rig.is_over();
+}
+
+#[test]
+fn a_server_that_answers_no_reads_says_so_until_it_answers_one() {
+    let server = Server::on_port(Kind::Valkey, &[]);
+    server.admin().must(&["ACL", "SETUSER", "fb", "on", ">pw", "~forebay:*", "+@all"]);
+    let url = server.tcp_url().replace("redis://", "redis://fb:pw@");
+    let rig = Rig::start("redis", &["--tier.redis.urls", &url], 0);
+    let mut seed = 5_000;
+    let mut asked_until = |what: &str, is_so: &dyn Fn(&StoreInfo) -> bool| {
+        wait_until(what, || {
+            is_missed(&rig.client, rig.namespace, seed..seed + 4);
+            seed += 4;
+            is_so(&tier(&rig.client, "redis").stores[0])
+        });
+    };
+    server.admin().must(&["ACL", "SETUSER", "fb", "-exists"]);
+    asked_until("the refusals are told", &|store| store.is_healthy && store.refuses_reads.contains("NOPERM"));
+    assert_eq!(rig.can_be_used(), [false, true]);
+    let ready = rig.daemon.page("/readyz");
+    assert!(ready.contains("without reads from") && ready.contains("NOPERM"), "{ready}");
+    wait_until("the log says so", || rig.lines("the shared store answers no reads") == 1);
+    for command in ["doctor", "inspect"] {
+        let said = rig.run(command);
+        assert!(said.contains("answers no reads") && said.contains("NOPERM"), "{said}");
+    }
+    server.admin().must(&["ACL", "SETUSER", "fb", "+exists"]);
+    asked_until("they are over", &|store| store.refuses_reads.is_empty());
+    wait_until("the log says so", || rig.lines("the shared store answers reads again") == 1);
+    assert_eq!(rig.can_be_used(), [true, true]);
 }
 
 #[test]

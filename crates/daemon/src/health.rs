@@ -145,7 +145,7 @@ impl Health {
 /// A tier that serves says which of its shared stores and disks it does without, or with half of.
 fn told(tier: &Report) -> TierHealth {
     let (state, why) = tier.standing.told();
-    let stores = tier.stores.iter().filter_map(without_store);
+    let stores = tier.stores.iter().flat_map(without_store);
     let disks = tier.disks.iter().filter_map(|disk| {
         let what = if disk.health == Judged::Healthy { "writes to " } else { "" };
         Some(format!("without {what}`{}`: {}", disk.name, disk.trouble()?))
@@ -156,12 +156,16 @@ fn told(tier: &Report) -> TierHealth {
     TierHealth { name: tier.name, state, why: if without.is_empty() { why.to_owned() } else { without }, is_whole }
 }
 
-fn without_store(store: &StoreReport) -> Option<String> {
+fn without_store(store: &StoreReport) -> Vec<String> {
     if store.health == Judged::Healthy {
-        return Some(format!("without writes to `{}`: {}", store.name, store.refuses_writes.as_ref()?));
+        let refused = [("reads from", &store.refuses_reads), ("writes to", &store.refuses_writes)];
+        let told = refused
+            .into_iter()
+            .filter_map(|(what, why)| Some(format!("without {what} `{}`: {}", store.name, why.as_ref()?)));
+        return told.collect();
     }
     let why = store.trouble.as_ref().map_or(String::new(), |trouble| format!(": {trouble}"));
-    Some(format!("without `{}`{why}", store.name))
+    vec![format!("without `{}`{why}", store.name)]
 }
 
 fn check(name: &'static str, holds: bool, why: String) -> Check {

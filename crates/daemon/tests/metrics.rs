@@ -89,6 +89,7 @@ fn store() -> StoreReport {
         trouble: Some("is not a figure".to_string()),
         trouble_age: None,
         refuses_writes: Some("is not a figure either".to_string()),
+        refuses_reads: None,
         is_read_only: false,
         connections: Some(260),
         used_bytes: Some(261),

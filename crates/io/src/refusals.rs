@@ -1,4 +1,5 @@
-//! Whether a shared store takes no writes at present: it refuses one after the other, and none was taken in between.
+//! Whether a shared store takes no writes, or answers no reads, at present: it refuses one after the other, and took or
+//! answered none in between.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +9,16 @@ use crate::seldom::Seldom;
 const IN_A_ROW: u32 = 8;
 const LASTING: Duration = Duration::from_secs(5);
 
+/// What a store refuses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refused {
+    Writes,
+    Reads,
+}
+
 /// See the module documentation.
-#[derive(Default)]
 pub(crate) struct Refusals {
+    of: Refused,
     in_a_row: u32,
     since: Option<Instant>,
     why: Option<String>,
@@ -19,23 +27,36 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// As the store was found when it was opened. `why` is what it said when it refused to write, and was logged.
-    pub fn found(why: Option<String>) -> Refusals {
-        Refusals { has_warned: why.is_some(), why, ..Refusals::default() }
+    pub fn of(of: Refused) -> Refusals {
+        Refusals::found(of, None)
     }
 
-    /// The store refused to write.
+    /// As the store was found when it was opened. `why` is what it said when it refused, and was logged.
+    pub fn found(of: Refused, why: Option<String>) -> Refusals {
+        let has_warned = why.is_some();
+        Refusals { of, in_a_row: 0, since: None, why, warnings: Seldom::default(), has_warned }
+    }
+
+    /// The store refused one.
     pub fn refused(&mut self, now: Instant) {
         self.in_a_row = self.in_a_row.saturating_add(1);
         self.since.get_or_insert(now);
     }
 
-    /// The store wrote.
+    /// The store did not refuse.
     pub fn taken(&mut self, store: &str) {
         (self.in_a_row, self.since) = (0, None);
         if self.why.take().is_some() && std::mem::take(&mut self.has_warned) {
-            tracing::info!(store, "the shared store takes writes again");
+            match self.of {
+                Refused::Writes => tracing::info!(store, "the shared store takes writes again"),
+                Refused::Reads => tracing::info!(store, "the shared store answers reads again"),
+            }
         }
+    }
+
+    /// Whether the last one was refused.
+    pub fn are_pending(&self) -> bool {
+        self.in_a_row > 0
     }
 
     /// Says so when the refusals have lasted, and again when the store gives another reason. `why` is what it said
@@ -52,17 +73,25 @@ impl Refusals {
         let why = self.why.insert(why);
         let warns = self.warnings.add(now).is_some();
         self.has_warned |= warns;
-        if warns {
-            tracing::warn!(
+        match self.of {
+            _ if !warns => {}
+            Refused::Writes => tracing::warn!(
                 store,
                 why,
                 hint = "make room, or let the daemon write there",
                 "the shared store takes no writes; what it holds is still read"
-            );
+            ),
+            Refused::Reads => tracing::warn!(
+                store,
+                why,
+                hint = "let the daemon read there: a user of Redis needs GET and EXISTS on all names that begin with \
+                        `tier.redis.key_prefix`",
+                "the shared store answers no reads; the blocks that it holds are misses"
+            ),
         }
     }
 
-    /// Why the store takes no writes; none while it does.
+    /// Why the store refuses; none while it does not.
     pub fn told(&self) -> Option<String> {
         self.why.clone()
     }
@@ -74,7 +103,7 @@ mod tests {
 
     #[test]
     fn refusals_are_told_when_they_last_and_until_one_write_is_taken() {
-        let (mut refusals, start) = (Refusals::default(), Instant::now());
+        let (mut refusals, start) = (Refusals::of(Refused::Writes), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let judged = |refusals: &mut Refusals, second| {
             refusals.judge("a", at(second), || "no memory".to_string());

@@ -24,6 +24,8 @@ pub struct StoreReport {
     pub trouble_age: Option<Duration>,
     /// Why it, or a server of it, has refused all recent writes; none while it takes them.
     pub refuses_writes: Option<String>,
+    /// Why it, or a server of it, has refused all recent reads of a kind; none while it answers them.
+    pub refuses_reads: Option<String>,
     /// Whether nothing is written to it: by configuration, or because it cannot be written to.
     pub is_read_only: bool,
     /// Connections that are usable now.
@@ -52,12 +54,12 @@ const READ_ONLY: &str = "configured as read-only";
 impl StoreReport {
     /// Whether blocks are loaded from it.
     pub fn can_load(&self) -> bool {
-        self.health == Health::Healthy
+        self.health == Health::Healthy && self.refuses_reads.is_none()
     }
 
     /// Whether blocks are written to it.
     pub fn can_store(&self) -> bool {
-        self.can_load() && !self.is_read_only && self.refuses_writes.is_none()
+        self.health == Health::Healthy && !self.is_read_only && self.refuses_writes.is_none()
     }
 
     fn new(name: String, health: Health, trouble: Option<String>, events: Vec<(&'static str, u64)>) -> StoreReport {
@@ -67,6 +69,7 @@ impl StoreReport {
             trouble,
             trouble_age: None,
             refuses_writes: None,
+            refuses_reads: None,
             is_read_only: false,
             connections: None,
             used_bytes: None,
@@ -95,12 +98,13 @@ impl StoreReport {
             late_operations,
             absent_loads,
         );
-        let (connections, refuses_writes) = (Some(report.connections as u64), report.refuses_writes);
+        let connections = Some(report.connections as u64);
         let (trouble, seen) = report.last_error.unzip();
         StoreReport {
             trouble_age: seen.map(|seen| seen.elapsed()),
             connections,
-            refuses_writes,
+            refuses_writes: report.refuses_writes,
+            refuses_reads: report.refuses_reads,
             ..StoreReport::new(report.name, report.health, trouble, events)
         }
     }

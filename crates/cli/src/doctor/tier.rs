@@ -132,12 +132,16 @@ fn said_of_disk(disk: &DiskInfo) -> String {
 }
 
 fn is_troubled(store: &StoreInfo) -> bool {
-    !store.is_healthy || !store.refuses_writes.is_empty()
+    !store.is_healthy || !store.refuses_writes.is_empty() || !store.refuses_reads.is_empty()
 }
 
 fn said_of_store(store: &StoreInfo) -> String {
-    if store.is_healthy && !store.refuses_writes.is_empty() {
-        return format!("`{}` takes no writes: {}", store.name, escaped(&store.refuses_writes));
+    let refused = [("answers no reads", &store.refuses_reads), ("takes no writes", &store.refuses_writes)];
+    let refused = refused.into_iter().filter(|(_, why)| store.is_healthy && !why.is_empty());
+    let refused: Vec<String> =
+        refused.map(|(what, why)| format!("`{}` {what}: {}", store.name, escaped(why))).collect();
+    if !refused.is_empty() {
+        return refused.join("; ");
     }
     let colon = if store.trouble.is_empty() { "" } else { ": " };
     format!("`{}`{colon}{}", store.name, escaped(&store.trouble))
@@ -209,6 +213,11 @@ mod tests {
                 tier("serving", StoreInfo { refuses_writes: "OOM".to_string(), ..store(true, "lost once") }),
                 Verdict::Warn,
                 "`cache:6379` takes no writes: OOM",
+            ),
+            (
+                tier("serving", StoreInfo { refuses_reads: "NOPERM".to_string(), ..store(true, "lost once") }),
+                Verdict::Warn,
+                "`cache:6379` answers no reads: NOPERM",
             ),
             (tier("serving", store(false, "refused")), Verdict::Warn, "`cache:6379`: refused"),
             (tier("sick", store(false, "refused")), Verdict::Warn, "it is sick: refused"),

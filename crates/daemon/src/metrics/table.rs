@@ -437,7 +437,7 @@ static METRICS: &[Metric] = &[
     metric(
         "forebay_shared_store_healthy",
         "1 while the shared store can be used in this direction, `load` or `store`, else 0. `store` is 0 also while \
-         the store is read-only, or it or one of its nodes refuses writes.",
+         the store is read-only. Each is 0 also while the store or one of its nodes refuses such operations.",
         Gauges(&["tier", "store", "direction"], store_health),
     ),
     metric(

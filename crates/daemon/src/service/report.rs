@@ -144,6 +144,7 @@ fn store(report: &StoreReport) -> StoreInfo {
         trouble: report.trouble.clone().unwrap_or_default(),
         trouble_age_seconds: report.trouble_age.map(|age| age.as_secs()),
         refuses_writes: report.refuses_writes.clone().unwrap_or_default(),
+        refuses_reads: report.refuses_reads.clone().unwrap_or_default(),
         connections: report.connections,
         used_bytes: report.used_bytes,
         capacity_bytes: report.capacity_bytes,

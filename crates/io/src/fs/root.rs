@@ -21,7 +21,7 @@ use super::report::{Counters, RootReport};
 use super::sweeper::SweeperHandle;
 use crate::cancel::SlotGuard;
 use crate::purge::Place;
-use crate::refusals::Refusals;
+use crate::refusals::{Refusals, Refused};
 
 struct Flight {
     guard: Arc<SlotGuard>,
@@ -59,7 +59,7 @@ impl Root {
         sweeper: SweeperHandle,
         config: &FsConfig,
     ) -> Root {
-        let refusals = Refusals::found(directory.last_refusal().map(said));
+        let refusals = Refusals::found(Refused::Writes, directory.last_refusal().map(said));
         Root {
             directory,
             completions: Vec::new(),

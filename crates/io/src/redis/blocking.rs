@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::address::Address;
 use super::config::{Access, RedisConfig};
 use super::connect::Dialer;
-use super::connection::Greeting;
+use super::connection::{self, Greeting};
 use super::resp::{self, Reply};
 use super::send_buffer::SendBuffer;
 use super::shared::Inbox;
@@ -110,19 +110,34 @@ impl BlockingClient {
 
     fn connected(&mut self, due: Instant) -> Result<(), String> {
         wait(self.transport.as_fd(), PollFlags::OUT, due)?;
-        self.transport.check().map_err(|error| error.to_string())
+        let checked = self.transport.check();
+        checked.map_err(|error| self.last_words().unwrap_or_else(|| error.to_string()))
+    }
+
+    /// What it said before it ended the connection.
+    fn last_words(&mut self) -> Option<String> {
+        // The end of the connection is known already.
+        let _ = self.receive();
+        let (reply, _) = resp::reply(&self.input).ok().flatten()?;
+        reply.error().map(connection::refused)
     }
 
     fn exchange(&mut self, commands: &[u8], count: usize, due: Instant) -> Result<Vec<Reply>, String> {
         let (mut out, mut replies) = (SendBuffer::default(), Vec::with_capacity(count));
         out.push(|bytes| bytes.extend_from_slice(commands));
         loop {
-            self.transport.flush().map_err(|error| error.to_string())?;
-            out.send(&mut self.transport, &self.pool).map_err(|error| error.to_string())?;
-            self.receive()?;
+            let sent = self.transport.flush().and_then(|()| out.send(&mut self.transport, &self.pool));
+            let received = self.receive();
             self.take(&mut replies, count)?;
             if replies.len() == count {
                 return Ok(replies);
+            }
+            let ended = received.and(sent.map_err(|error| error.to_string()));
+            // A server that ends the connection may say why.
+            match (ended, replies.iter().find_map(Reply::error)) {
+                (Ok(()), _) => {}
+                (Err(_), Some(said)) => return Err(connection::refused(said)),
+                (Err(why), None) => return Err(why),
             }
             let has_more = !out.is_empty() || self.transport.holds_bytes();
             let flags = if has_more { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };

@@ -18,7 +18,7 @@ use forebay_core::tier::{Location, OpId, OpKind, Outcome};
 
 use super::address::Address;
 use super::config::Settings;
-use super::in_flight::{InFlight, Job, Moving, Verdict};
+use super::in_flight::{InFlight, Job, Moving, Verb, Verdict};
 use super::report::Counters;
 use super::resp::{self, Head, LostStep, Reply};
 use super::send_buffer::SendBuffer;
@@ -122,8 +122,8 @@ pub(super) struct Connection {
     pub has_served: bool,
     /// The server has refused a write, since it is a replica.
     pub is_to_replica: bool,
-    /// What the server said last to a store or removal that it refused.
-    pub refusal: Option<String>,
+    /// What the server said last to an operation that it refused, by [`Verb`].
+    pub refusals: [Option<String>; Verb::COUNT],
     /// It takes nothing new, and ends with the last operation in flight.
     pub is_leaving: bool,
 }
@@ -147,7 +147,7 @@ impl Connection {
             answer: None,
             has_served: false,
             is_to_replica: false,
-            refusal: None,
+            refusals: Default::default(),
             is_leaving: false,
         }
     }
@@ -277,6 +277,29 @@ impl Connection {
         Ok(())
     }
 
+    /// Why the server ended the connection before it was of use, if it said so. A server that lets nobody in writes a
+    /// line and closes: then the line waits in the socket, though whatever is written fails.
+    pub fn last_words(&mut self, pool: &Region) -> Option<String> {
+        while !self.is_ready() && self.to < self.input.len() {
+            match self.transport.receive(pool, None, &mut self.input[self.to..]) {
+                Ok(0) => break,
+                Ok(received) => self.to += received,
+                // What TLS has to say.
+                Err(error) if error.kind() == io::ErrorKind::Other => return Some(error.to_string()),
+                Err(_) => break,
+            }
+        }
+        let said = match self.answer.take() {
+            Some(answer) => Some(answer),
+            None if self.is_ready() => None,
+            None => resp::reply(&self.input[self.from..self.to]).ok().flatten().map(|(reply, _)| reply),
+        };
+        match said {
+            Some(Reply::Error(text)) => Some(refused(&text)),
+            _ => None,
+        }
+    }
+
     /// How many bytes must have arrived before a wake-up is worth it. Never more than must come, or the event loop
     /// would miss the end of a value. Woken for any amount, the event loop follows the server in steps of about 64
     /// KiB, with a system call or two and contention on the socket's lock in each. But data that wait in the socket
@@ -368,10 +391,11 @@ impl Connection {
         match (&flight.job.op.kind, head) {
             (_, Head::Error(text)) => {
                 self.is_to_replica |= text.starts_with(b"READONLY");
-                if flight.job.is_store() {
-                    self.refusal = Some(String::from_utf8_lossy(text).into_owned());
-                }
                 flight.refused(text, &self.address);
+                if let Some(Verdict::Done(Outcome::Failed(_))) = flight.verdict {
+                    let said = String::from_utf8_lossy(text).into_owned();
+                    self.refusals[flight.job.verb() as usize] = Some(said);
+                }
             }
             (_, Head::Simple(b"OK")) if flight.awaits_asking() => {}
             _ if flight.awaits_asking() => return Err(LostStep("a reply is of another type than its command's")),
@@ -540,6 +564,11 @@ fn check_header(flight: &mut InFlight, body: &Body, context: &mut Context<'_>) -
         return Err(LostStep("the reply is for another key"));
     }
     Ok(false)
+}
+
+/// What is told of a server that refused the greeting.
+pub(super) fn refused(text: &str) -> String {
+    format!("it refused the connection: {text}")
 }
 
 fn lost(error: &io::Error) -> Loss {

@@ -22,13 +22,13 @@ use rustix::io::Errno;
 
 use super::address::Address;
 use super::config::{Mode, Settings};
-use super::connection::{Connection, Context, Ended, Greeting, Loss};
+use super::connection::{self, Connection, Context, Ended, Greeting, Loss};
 use super::in_flight::{Job, Verdict};
 use super::name::{self, SLOTS};
 use super::node::Node;
 use super::report::Counters;
 use super::resp::Reply;
-use super::shared::{Inbox, Outbox, Queue, State, Written};
+use super::shared::{Inbox, Outbox, Queue, Said, State};
 use super::topology::{Discovery, Found, authenticate};
 use crate::uring::Region;
 
@@ -67,7 +67,7 @@ pub(super) struct EventLoop {
     queue: Queue,
     ended: Vec<Ended>,
     completions: Vec<Completion>,
-    written: Vec<Written>,
+    said: Vec<Said>,
     /// When the first of them began to wait for others.
     held_since: Option<Instant>,
     counters: Counters,
@@ -108,7 +108,7 @@ impl EventLoop {
             queue: Queue::default(),
             ended: Vec::new(),
             completions: Vec::new(),
-            written: Vec::new(),
+            said: Vec::new(),
             held_since: None,
             counters: Counters::default(),
             scratch: Vec::new(),
@@ -194,7 +194,8 @@ impl EventLoop {
             result = connection.on_readable(is_at_end, &mut context);
         }
         let is_new = !was_ready && connection.is_ready();
-        let refusal = connection.refusal.take();
+        let refusals = std::mem::take(&mut connection.refusals);
+        let words = if token == DISCOVERY && result.is_err() { connection.last_words(pool) } else { None };
         if std::mem::take(&mut connection.is_to_replica) {
             let now = Instant::now();
             if self.next_leave <= now {
@@ -202,12 +203,12 @@ impl EventLoop {
             }
             discovery.iter_mut().for_each(Discovery::want);
         }
-        if let (Some(node), true) = (nodes.get_mut(node), refusal.is_some()) {
-            node.last_refusal = refusal;
+        if let Some(node) = nodes.get_mut(node) {
+            node.refused(refusals);
         }
         match (token, result) {
             (DISCOVERY, _) if is_new => self.heard(),
-            (DISCOVERY, Err(loss)) => self.discovery_failed(&loss.why),
+            (DISCOVERY, Err(loss)) => self.discovery_failed(&words.unwrap_or(loss.why)),
             (DISCOVERY, Ok(())) => {}
             (_, Err(loss)) => self.lose(node, link, loss),
             (_, Ok(())) if is_new => self.welcome(node, link),
@@ -223,7 +224,7 @@ impl EventLoop {
             Some(Reply::Error(text)) => {
                 *place = None;
                 self.counters.failed_connects += 1;
-                self.fail_link(node, link, false, &format!("it refused the connection: {text}"));
+                self.fail_link(node, link, false, &connection::refused(&text));
             }
             _ => {
                 self.counters.connections_made += 1;
@@ -235,10 +236,12 @@ impl EventLoop {
     /// Handles the end of a connection and of everything in flight on it.
     fn lose(&mut self, node: usize, link: usize, loss: Loss) {
         let place = &mut self.nodes[node];
-        let Some(connection) = place.links[link].connection.take() else { return };
-        let (was_ready, has_served) = (connection.is_ready(), connection.has_served);
+        let Some(mut connection) = place.links[link].connection.take() else { return };
+        place.last_refusals = Default::default();
+        let words = connection.last_words(&self.pool);
+        let (was_ready, has_served) = (connection.is_ready() && words.is_none(), connection.has_served);
         connection.end_with(loss.kind, &mut self.ended);
-        self.fail_link(node, link, has_served, &loss.why);
+        self.fail_link(node, link, has_served, &words.unwrap_or(loss.why));
         self.counters.lost_steps += u64::from(loss.is_lost_step);
         match was_ready {
             true => self.counters.connections_lost += 1,
@@ -500,8 +503,14 @@ impl EventLoop {
     /// The node that had the operation is judged by its outcome.
     fn hear(&mut self, job: &Job, outcome: Outcome) {
         if let Some(node) = self.nodes.get_mut(usize::from(job.node)) {
-            self.counters.breakers_opened += node.heard(job, outcome, self.now);
-            self.written.extend(node.written(job, outcome));
+            let opened = node.heard(job, outcome, self.now);
+            self.counters.breakers_opened += opened;
+            if opened > 0
+                && let Some(why) = node.why_left_alone(job, outcome)
+            {
+                self.outbox.done().last_error = Some((format!("{}: {why}", node.dialer.address), Instant::now()));
+            }
+            self.said.extend(node.said(job, outcome, self.outbox.hears_reads.load(Ordering::Relaxed)));
         }
     }
 
@@ -531,7 +540,7 @@ impl EventLoop {
             return;
         }
         self.held_since = None;
-        self.outbox.publish(&mut self.completions, &mut self.written, &mut self.counters);
+        self.outbox.publish(&mut self.completions, &mut self.said, &mut self.counters);
     }
 }
 

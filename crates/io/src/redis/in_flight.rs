@@ -33,7 +33,39 @@ pub(super) struct Job {
     pub is_asking: bool,
 }
 
+/// What kind of command an operation is: a server may refuse one and answer another.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Verb {
+    Probe,
+    Load,
+    Write,
+    Touch,
+}
+
+impl Verb {
+    pub const COUNT: usize = 4;
+
+    /// Such operations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Probe => "probes",
+            Verb::Load => "loads",
+            Verb::Write => "writes",
+            Verb::Touch => "touches",
+        }
+    }
+}
+
 impl Job {
+    pub fn verb(&self) -> Verb {
+        match self.op.kind {
+            OpKind::Exists => Verb::Probe,
+            OpKind::Load { .. } => Verb::Load,
+            OpKind::Store | OpKind::Remove { .. } => Verb::Write,
+            OpKind::Touch { .. } => Verb::Touch,
+        }
+    }
+
     /// Whether it belongs to the operations that nobody waits for.
     pub fn is_store(&self) -> bool {
         matches!(self.op.kind, OpKind::Store | OpKind::Remove { .. })

@@ -17,8 +17,8 @@ use super::address::Address;
 use super::config::Settings;
 use super::connect::{Backoff, Dialer};
 use super::connection::{Connection, Context, Greeting};
-use super::in_flight::{InFlight, Job};
-use super::shared::{Inbox, Written};
+use super::in_flight::{InFlight, Job, Verb};
+use super::shared::{Inbox, Said};
 
 pub(super) struct Node {
     pub dialer: Dialer,
@@ -26,8 +26,8 @@ pub(super) struct Node {
     pub is_retired: bool,
     pub links: Vec<Link>,
     name: Arc<str>,
-    /// Of a store or removal.
-    pub last_refusal: Option<String>,
+    /// What it said last, by [`Verb`], since it last answered such an operation or lost a connection.
+    pub last_refusals: [Option<String>; Verb::COUNT],
     /// Of loads and lookups, and of stores and removals.
     breakers: [Breaker; 2],
     urgent: VecDeque<Job>,
@@ -45,7 +45,7 @@ impl Node {
         let link = || Link { connection: None, backoff: Backoff::new(now) };
         Node {
             name: address.to_string().into(),
-            last_refusal: None,
+            last_refusals: Default::default(),
             dialer: Dialer::new(address),
             is_retired: false,
             links: (0..connections).map(|_| link()).collect(),
@@ -68,22 +68,48 @@ impl Node {
 
     /// An operation that was given to it has ended. Returns how many breakers this opened.
     pub fn heard(&mut self, job: &Job, outcome: Outcome, now: Duration) -> u64 {
+        if !matches!(outcome, Outcome::Failed(_)) {
+            self.last_refusals[job.verb() as usize] = None;
+        }
         let breaker = &mut self.breakers[usize::from(job.is_store())];
         let opened = breaker.opened();
         breaker.heard(outcome, true, now);
         breaker.opened() - opened
     }
 
-    /// What an operation that has ended says of its writes.
-    pub fn written(&self, job: &Job, outcome: Outcome) -> Option<Written> {
-        let refusal = match outcome {
-            Outcome::Stored(_) => None,
-            Outcome::Failed(ErrorKind::Full | ErrorKind::Unsupported) if job.is_store() => {
-                Some(self.last_refusal.clone().unwrap_or_default())
+    /// Notes what was said to operations that were refused.
+    pub fn refused(&mut self, refusals: [Option<String>; Verb::COUNT]) {
+        for (last, said) in self.last_refusals.iter_mut().zip(refusals) {
+            *last = said.or(last.take());
+        }
+    }
+
+    /// Why it is left alone after an operation that ended so.
+    pub fn why_left_alone(&self, job: &Job, outcome: Outcome) -> Option<String> {
+        let verb = job.verb();
+        match outcome {
+            Outcome::Failed(ErrorKind::Timeout) => Some(format!("the server does not answer {} in time", verb.name())),
+            _ => {
+                let said = self.last_refusals[verb as usize].as_ref()?;
+                Some(format!("the server refuses {}: {said}", verb.name()))
+            }
+        }
+    }
+
+    /// What an operation that has ended tells of its kind. Reads that were answered are told only where somebody
+    /// `hears` them.
+    pub fn said(&self, job: &Job, outcome: Outcome, hears: bool) -> Option<Said> {
+        let verb = job.verb();
+        let refusal = match (verb, outcome) {
+            (Verb::Write, Outcome::Stored(_)) => None,
+            (Verb::Probe | Verb::Load, Outcome::Found(_) | Outcome::Absent | Outcome::Loaded { .. }) if hears => None,
+            (Verb::Write, Outcome::Failed(ErrorKind::Full))
+            | (Verb::Write | Verb::Probe | Verb::Load, Outcome::Failed(ErrorKind::Unsupported)) => {
+                Some(self.last_refusals[verb as usize].clone().unwrap_or_default())
             }
             _ => return None,
         };
-        Some(Written { server: self.name.clone(), refusal })
+        Some(Said { server: self.name.clone(), verb, refusal })
     }
 
     /// What it refused before it refuses no more, once the pause is over.

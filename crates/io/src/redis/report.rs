@@ -104,6 +104,8 @@ pub struct RedisReport {
     pub last_error: Option<(String, Instant)>,
     /// What a server said last that refused all recent stores; in a cluster, each such server with what it said.
     pub refuses_writes: Option<String>,
+    /// The same of probes or loads.
+    pub refuses_reads: Option<String>,
     /// Counts since the tier was opened, over all servers.
     pub counters: Counters,
 }

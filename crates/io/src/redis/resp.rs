@@ -88,6 +88,13 @@ impl Reply {
         }
     }
 
+    pub fn error(&self) -> Option<&str> {
+        match self {
+            Reply::Error(text) => Some(text),
+            _ => None,
+        }
+    }
+
     pub fn items(&self) -> Option<&[Reply]> {
         match self {
             Reply::Array(items) => Some(items),

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use forebay_core::tier::{Completion, OpId, Operation};
 
+use super::in_flight::Verb;
 use super::report::Counters;
 use crate::uring::Waker;
 
@@ -84,6 +85,8 @@ impl Inbox {
 pub(super) struct Outbox {
     done: Mutex<Done>,
     waker: Waker,
+    /// Whether a read that is answered is worth telling: some were refused before.
+    pub hears_reads: AtomicBool,
 }
 
 #[derive(Default)]
@@ -91,33 +94,34 @@ pub(super) struct Done {
     pub completions: Vec<Completion>,
     pub counters: Counters,
     pub last_error: Option<(String, Instant)>,
-    pub written: Vec<Written>,
+    pub said: Vec<Said>,
     /// Those that are in use.
     pub servers: Vec<String>,
 }
 
-/// What a server said to a store or removal.
-pub(super) struct Written {
+/// What a server said to an operation.
+pub(super) struct Said {
     pub server: Arc<str>,
-    /// Why it took none; absent if it did.
+    pub verb: Verb,
+    /// Why it refused; absent if it did not.
     pub refusal: Option<String>,
 }
 
 impl Outbox {
     pub fn new() -> std::io::Result<Outbox> {
-        Ok(Outbox { done: Mutex::default(), waker: Waker::new()? })
+        Ok(Outbox { done: Mutex::default(), waker: Waker::new()?, hears_reads: AtomicBool::new(false) })
     }
 
     pub fn done(&self) -> MutexGuard<'_, Done> {
         lock(&self.done)
     }
 
-    /// Hands `completions` to the owner, with what was said to writes, wakes it, and adds to the counts.
-    pub fn publish(&self, completions: &mut Vec<Completion>, written: &mut Vec<Written>, counters: &mut Counters) {
+    /// Hands `completions` to the owner, with what was said, wakes it, and adds to the counts.
+    pub fn publish(&self, completions: &mut Vec<Completion>, said: &mut Vec<Said>, counters: &mut Counters) {
         let mut done = lock(&self.done);
         let is_news = done.completions.is_empty() && !completions.is_empty();
         done.completions.append(completions);
-        done.written.append(written);
+        done.said.append(said);
         done.counters.add(counters);
         *counters = Counters::default();
         drop(done);
@@ -126,11 +130,11 @@ impl Outbox {
         }
     }
 
-    pub fn poll(&self, completions: &mut Vec<Completion>) -> Vec<Written> {
+    pub fn poll(&self, completions: &mut Vec<Completion>) -> Vec<Said> {
         self.waker.clear();
         let mut done = lock(&self.done);
         completions.append(&mut done.completions);
-        std::mem::take(&mut done.written)
+        std::mem::take(&mut done.said)
     }
 
     pub fn waker_fd(&self) -> BorrowedFd<'_> {

@@ -22,6 +22,7 @@ use super::refusing::Refusing;
 use super::report::RedisReport;
 use super::shared::{Inbox, Outbox, State};
 use crate::purge::Place;
+use crate::refusals::Refused;
 use crate::uring::Region;
 
 /// The event loop for lookups; the others are for loads and stores.
@@ -125,7 +126,8 @@ impl Redis {
             stores,
             finds,
             last_error: done.last_error.clone(),
-            refuses_writes: self.refusing.told(&self.settings.config.mode),
+            refuses_writes: self.refusing.told(Refused::Writes, &self.settings.config.mode),
+            refuses_reads: self.refusing.told(Refused::Reads, &self.settings.config.mode),
             counters: done.counters,
         }
     }
@@ -207,9 +209,12 @@ impl Tier for Redis {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         let from = completions.len();
-        let written = self.outbox.poll(completions);
-        let now = Instant::now();
-        written.into_iter().for_each(|written| self.refusing.hear(written, now));
+        let said = self.outbox.poll(completions);
+        if !said.is_empty() {
+            let now = Instant::now();
+            said.into_iter().for_each(|said| self.refusing.hear(said, now));
+            self.outbox.hears_reads.store(self.refusing.has_refused_reads(), Ordering::Relaxed);
+        }
         for completion in &completions[from..] {
             let taken = self.taken.remove(&completion.id).expect("only what was taken completes, and once");
             self.event_loops[taken.event_loop].bytes -= taken.bytes;

@@ -1,8 +1,14 @@
 //! Who may speak to a server: passwords, users, databases; and what is wrong with a configuration.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
 use forebay_core::ErrorKind;
+use forebay_core::decorate::Timed;
 use forebay_core::tier::{Health, Outcome, Tier};
-use forebay_io::redis::{Redis, RedisConfig};
+use forebay_io::StoreReport;
+use forebay_io::redis::{Credentials, Redis, RedisConfig, examine};
 use forebay_io::uring::Region;
 
 use crate::bed::{Bed, config, key, loaded, name_of};
@@ -29,6 +35,85 @@ fn passwords_users_and_databases_are_told_to_the_server() {
         let mut bed = Bed::ready(&with_password(&server, "cache:w:rd"));
         bed.store_all([2], 4096);
         assert_eq!(bed.look(2, 4096), loaded(2, 4096));
+    }
+}
+
+#[test]
+fn a_user_may_stand_in_the_urls_while_its_password_comes_from_elsewhere() {
+    let server = Server::on_port(Kind::Valkey, &[]);
+    server.admin().must(&["ACL", "SETUSER", "cache", "on", ">w:rd", "~forebay:*", "+@all"]);
+    for who in ["cache", "cache:"] {
+        let credentials = Credentials { user: None, password: Some("w:rd".to_string()) };
+        let mut bed = Bed::ready(&RedisConfig { credentials, ..with_password(&server, who) });
+        bed.store_all([1], 4096);
+        assert_eq!(bed.look(1, 4096), loaded(1, 4096), "{who}");
+    }
+}
+
+#[test]
+fn a_server_that_refuses_all_reads_is_told_in_its_words_until_it_answers_one() {
+    let cases = [
+        (Kind::Redis, ["-get", "+get"], true),
+        (Kind::Valkey, ["-exists", "+exists"], true),
+        (Kind::Valkey, ["resetkeys", "~forebay:*"], false),
+    ];
+    for (kind, [without, with], is_written) in cases {
+        let server = Server::on_port(kind, &[]);
+        let set = |right: &str| drop(server.admin().must(&["ACL", "SETUSER", "cache", right]));
+        server.admin().must(&["ACL", "SETUSER", "cache", "on", ">pw", "~forebay:*", "+@all"]);
+        let config = with_password(&server, "cache:pw");
+        let mut bed = Bed::ready(&config);
+        bed.store_all([1], 4096);
+        let store = |bed: &mut Bed| {
+            let ops = [bed.find(1), bed.load(1, 1, 4096), bed.store(2, 2, 4096)];
+            bed.run(&ops);
+            bed.redis.advance(Duration::ZERO);
+            StoreReport::of_redis(bed.redis.report())
+        };
+        assert!(store(&mut bed).can_load() && examine(&config).iter().all(Result::is_ok));
+        set(without);
+        let is_told = |told: &StoreReport| !told.can_load() && told.can_store() == is_written;
+        until(|| is_told(&store(&mut bed)), || format!("{kind:?}, {without}: nothing says so"));
+        let told = store(&mut bed);
+        assert_eq!(told.health, Health::Healthy, "{told:?}");
+        assert!(format!("{told:?}").contains("NOPERM"), "{told:?}");
+        let examined = examine(&config);
+        let error = examined[0].as_ref().expect_err("it cannot be read");
+        assert!(error.to_string().contains("NOPERM") && error.hint_text().unwrap().contains("EXISTS"), "{error:?}");
+        set(with);
+        assert!(store(&mut bed).can_load() && examine(&config).iter().all(Result::is_ok), "{kind:?}, {with}");
+    }
+}
+
+#[test]
+fn a_server_that_lets_no_more_clients_in_is_told_in_its_words() {
+    for kind in BOTH {
+        let server = Server::on_port(kind, &["--maxclients", "3"]);
+        let mut clients: Vec<TcpStream> = Vec::new();
+        let mut enter = || {
+            let mut client = TcpStream::connect(("127.0.0.1", server.port.unwrap())).unwrap();
+            let mut reply = [0; 5];
+            let is_in = client.write_all(b"PING\r\n").and_then(|()| client.read_exact(&mut reply)).is_ok();
+            clients.extend((is_in && &reply == b"+PONG").then_some(client));
+            clients.len() == 3
+        };
+        until(&mut enter, || "it lets nobody in".to_string());
+        // With a password the greeting has several commands, of which none is answered.
+        let config = with_password(&server, ":pw");
+        for _ in 0..5 {
+            let mut bed = Bed::open(&config);
+            let report = |bed: &mut Bed| {
+                bed.turn();
+                bed.redis.report()
+            };
+            until(|| report(&mut bed).counters.failed_connects >= 10, || "it lets us in".to_string());
+            let (why, _) = report(&mut bed).last_error.expect("there was an error");
+            assert!(why.contains("max number of clients reached"), "{kind:?}: {why}");
+            let examined = examine(&config);
+            let error = examined[0].as_ref().expect_err("there is no room").to_string();
+            assert!(error.contains("max number of clients reached"), "{kind:?}: {error}");
+        }
+        drop(clients);
     }
 }
 

@@ -156,6 +156,52 @@ fn a_server_that_refuses_writes_is_read_in_full() {
 }
 
 #[test]
+fn a_server_that_answers_reads_with_errors_is_sick_in_its_words_and_by_its_address() {
+    for kind in BOTH {
+        let server = Server::start(kind);
+        let mut bed = Bed::ready(&config(&server.url()));
+        server.admin().must(&["CONFIG", "SET", "replica-serve-stale-data", "no"]);
+        server.admin().must(&["REPLICAOF", "127.0.0.1", "1"]);
+        sickens(&mut bed, |bed, ops| drop(bed.run(ops)));
+        let (why, _) = bed.redis.report().last_error.expect("there was a problem");
+        let socket = server.socket();
+        assert!(why.contains("MASTERDOWN") && why.contains(socket.to_str().unwrap()), "{kind:?}: {why}");
+        server.admin().must(&["REPLICAOF", "NO", "ONE"]);
+        bed.await_service();
+    }
+}
+
+#[test]
+fn a_server_that_leaves_reads_unanswered_is_sick_with_its_address_before_its_connections_end() {
+    let server = Server::start(Kind::Redis);
+    let mut bed = Bed::ready(&config(&server.url()));
+    server.signal(Signal::STOP);
+    sickens(&mut bed, |bed, ops| {
+        bed.submit(ops);
+        ops.iter().for_each(|op| bed.redis.cancel(op.id));
+        bed.outcomes_of(ops);
+    });
+    let report = bed.redis.report();
+    assert_eq!(report.counters.connections_lost, 0);
+    let (why, _) = report.last_error.expect("there was a problem");
+    assert!(why.contains("in time") && why.contains(server.socket().to_str().unwrap()), "{why}");
+    server.signal(Signal::CONT);
+    bed.await_service();
+}
+
+/// Looks and loads as `reads` does until the tier says that it is sick.
+fn sickens(bed: &mut Bed, reads: impl Fn(&mut Bed, &[Operation])) {
+    until(
+        || {
+            let ops = [bed.find(1), bed.load(1, 1, 4096)];
+            reads(bed, &ops);
+            bed.redis.health() == Health::Sick(ErrorKind::Unavailable)
+        },
+        || "the tier stays well".to_string(),
+    );
+}
+
+#[test]
 fn what_others_wrote_under_a_blocks_name_is_corrupt_and_the_connection_goes_on() {
     for kind in BOTH {
         let server = Server::start(kind);
