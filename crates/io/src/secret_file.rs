@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -22,17 +22,24 @@ static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 /// The file's text without one newline at its end. Errors name the key and the file.
 pub fn read_secret(key: &'static str, path: &Path) -> Result<String> {
-    let named = |error: Error| error.with("key", key).with("file", path.display());
-    let cannot = |error: std::io::Error| {
-        let hint = "give a file that this user may read, with the secret alone in it";
-        named(Error::new(ErrorKind::Io, "cannot read the file of a secret").source(error).hint(hint))
-    };
+    let bytes = read_file(key, path)?;
+    let text = String::from_utf8(bytes).map_err(|_| cannot(key, path, io::Error::other("it is not UTF-8")))?;
+    let secret = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
+    if secret.is_empty() {
+        return Err(cannot(key, path, io::Error::other("it is empty")));
+    }
+    Ok(secret.to_owned())
+}
+
+/// All of a file that holds a secret, under the same conditions.
+pub(crate) fn read_file(key: &'static str, path: &Path) -> Result<Vec<u8>> {
+    let cannot = |error| cannot(key, path, error);
     let is_file = path.metadata().map_err(cannot)?.is_file();
     if !is_file {
-        return Err(cannot(std::io::Error::other("it is not a file")));
+        return Err(cannot(io::Error::other("it is not a file")));
     }
     let file = File::open(path).map_err(cannot)?;
-    trust::check(&file, path).map_err(named)?;
+    trust::check(&file, path).map_err(|error| named(key, path, error))?;
     if file.metadata().map_err(cannot)?.mode() & OTHERS_READ != 0 && is_news(path) {
         tracing::warn!(
             key,
@@ -43,14 +50,19 @@ pub fn read_secret(key: &'static str, path: &Path) -> Result<String> {
     }
     let mut bytes = Vec::new();
     file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(cannot)?;
-    let is_short = bytes.len() as u64 <= MOST_BYTES;
-    let text = String::from_utf8(bytes).ok().filter(|_| is_short);
-    let Some(text) = text else { return Err(cannot(std::io::Error::other("it is too long, or not UTF-8"))) };
-    let secret = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
-    if secret.is_empty() {
-        return Err(cannot(std::io::Error::other("it is empty")));
+    match bytes.len() as u64 <= MOST_BYTES {
+        true => Ok(bytes),
+        false => Err(cannot(io::Error::other("it is too long"))),
     }
-    Ok(secret.to_owned())
+}
+
+fn cannot(key: &'static str, path: &Path, error: io::Error) -> Error {
+    let hint = "give a file that this user may read, with the secret alone in it";
+    named(key, path, Error::new(ErrorKind::Io, "cannot read the file of a secret").source(error).hint(hint))
+}
+
+fn named(key: &'static str, path: &Path, error: Error) -> Error {
+    error.with("key", key).with("file", path.display())
 }
 
 fn is_news(path: &Path) -> bool {

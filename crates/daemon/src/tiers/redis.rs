@@ -73,11 +73,13 @@ settings! {
         /// Milliseconds that one operation may take; if one takes longer, its connection is replaced.
         operation_timeout_ms: u64 = 5000;
         /// File of the certificate authorities that may have signed the server's certificate, for `rediss://`. By
-        /// default, those that this machine trusts.
+        /// default, those that this machine trusts. The daemon reads this file and the next two again when they were
+        /// replaced and a connection fails.
         ca_file: Option<PathBuf> = None;
         /// File of the client certificate, for servers that require one; needs `key_file`.
         certificate_file: Option<PathBuf> = None;
-        /// File of the private key of `certificate_file`.
+        /// File of the private key of `certificate_file`. Like `password_file`, it must not be another user's, and
+        /// nobody else may write to it.
         key_file: Option<PathBuf> = None;
         /// Name in the server's certificate, if it differs from the host in the URL.
         server_name: Option<String> = None;

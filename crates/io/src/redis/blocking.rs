@@ -18,6 +18,7 @@ use super::connection::{self, Greeting};
 use super::resp::{self, Reply};
 use super::send_buffer::SendBuffer;
 use super::shared::Inbox;
+use super::tls::Tls;
 use super::transport::Transport;
 use crate::uring::Region;
 
@@ -44,6 +45,7 @@ impl BlockingClient {
         greeting: &Greeting,
         config: &RedisConfig,
     ) -> Result<(BlockingClient, Reply)> {
+        access.tls.iter().for_each(Tls::renew);
         let due = Instant::now() + config.connect_timeout;
         let cannot = |why: String| {
             Error::new(ErrorKind::Unavailable, "cannot connect to the server")

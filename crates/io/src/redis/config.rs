@@ -3,24 +3,17 @@
 //! Invariant: everything wrong in a configuration is an error of [`Settings::of`], with a hint. A server that is
 //! absent or refuses is not.
 
-use std::fs;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_core::{BlockKey, Error, ErrorKind, Result, size};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use forebay_core::{BlockKey, Error, Result, size};
 
 use super::address::{Address, Credentials, FORMS, MASK, Url, without_password};
 use super::name;
+use super::tls::Tls;
 use crate::demand::{self, Demand, LONGEST_MS};
 use crate::header::Sealing;
-
-/// The machine's trusted certificates, on Debian and on Red Hat.
-const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
 /// Longer blocks are stored as several values, where nothing else is configured. Hosts with the same setting share
 /// blocks, so daemons and programs need the same default.
@@ -288,14 +281,6 @@ pub(super) struct Access {
     pub tls: Option<Tls>,
 }
 
-/// TLS settings.
-#[derive(Clone)]
-pub(super) struct Tls {
-    pub client: Arc<ClientConfig>,
-    /// Replaces the host's name.
-    pub server_name: Option<ServerName<'static>>,
-}
-
 impl Settings {
     pub fn of(config: &RedisConfig) -> Result<Settings> {
         let urls = config.urls.iter().map(|url| Url::parse(url)).collect::<Result<Vec<_>>>()?;
@@ -328,66 +313,6 @@ fn credentials(config: &RedisConfig, first: &Url) -> Credentials {
     let Credentials { user, password } = first.credentials.clone();
     // Nothing behind a user's colon is a password only if there is no other.
     Credentials { user, password: config.credentials.password.clone().or(password) }
-}
-
-impl Tls {
-    fn of(config: &TlsConfig) -> Result<Tls> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| Error::new(ErrorKind::Unsupported, "cannot set up TLS").source(error))?
-            .with_root_certificates(roots(config.ca_file.as_deref())?);
-        let client = match config.certificate_file.as_ref().zip(config.key_file.as_ref()) {
-            None => builder.with_no_client_auth(),
-            Some((certificate, key)) => builder
-                .with_client_auth_cert(certificates(certificate)?, private_key(key)?)
-                .map_err(|error| Error::invalid("the certificate and the key do not match").source(error))?,
-        };
-        let name = |name: &String| {
-            ServerName::try_from(name.clone()).map_err(|error| {
-                Error::invalid("`server_name` is not a host name").with("server_name", name).source(error)
-            })
-        };
-        Ok(Tls { client: Arc::new(client), server_name: config.server_name.as_ref().map(name).transpose()? })
-    }
-}
-
-fn roots(file: Option<&Path>) -> Result<RootCertStore> {
-    let usual = || SYSTEM_CERTIFICATES.map(Path::new).into_iter().find(|path| path.exists());
-    let Some(file) = file.or_else(usual) else {
-        return Err(Error::new(ErrorKind::NotFound, "this machine has no list of trusted certificates")
-            .hint("install `ca-certificates`, or set `ca_file`"));
-    };
-    let mut roots = RootCertStore::empty();
-    let (added, _) = roots.add_parsable_certificates(certificates(file)?);
-    if added == 0 {
-        return Err(Error::invalid("the file holds no certificate")
-            .with("path", file.display())
-            .hint("give a PEM file"));
-    }
-    Ok(roots)
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let text = read(path)?;
-    CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>().map_err(|error| {
-        Error::invalid("cannot read certificates").with("path", path.display()).source(error).hint("give a PEM file")
-    })
-}
-
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| {
-        Error::invalid("cannot read a private key").with("path", path.display()).source(error).hint("give a PEM file")
-    })
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(|error| {
-        Error::new(ErrorKind::Io, "cannot read a file of the TLS configuration")
-            .with("path", path.display())
-            .source(error)
-            .hint("check the path and who may read it")
-    })
 }
 
 #[cfg(test)]

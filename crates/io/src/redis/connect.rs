@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use super::address::Address;
-use super::config::Tls;
 use super::shared::Inbox;
+use super::tls::Tls;
 use super::transport::Transport;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

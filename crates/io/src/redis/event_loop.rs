@@ -29,6 +29,7 @@ use super::node::Node;
 use super::report::Counters;
 use super::resp::Reply;
 use super::shared::{Inbox, Outbox, Queue, Said, State};
+use super::tls::Tls;
 use super::topology::{Discovery, Found, authenticate};
 use crate::uring::Region;
 
@@ -256,6 +257,9 @@ impl EventLoop {
             true => place.dialer.served(),
             false => place.dialer.failed(),
         }
+        if !has_served {
+            self.settings.access.tls.iter().for_each(Tls::renew_aside);
+        }
         place.links[link].backoff.ended(now, has_served, &mut self.random);
         let why = format!("{}: {why}", place.dialer.address);
         tracing::debug!(tier = "redis", server = %place.dialer.address, why, "connection ended");
@@ -268,6 +272,7 @@ impl EventLoop {
     fn discovery_failed(&mut self, why: &str) {
         let Some(discovery) = &mut self.discovery else { return };
         discovery.failed(Instant::now(), &mut self.random);
+        self.settings.sentinel_access.tls.iter().for_each(Tls::renew_aside);
         self.counters.failed_connects += 1;
         self.outbox.done().last_error = Some((format!("cannot find the servers: {why}"), Instant::now()));
     }

@@ -27,6 +27,7 @@ mod resp;
 mod send_buffer;
 mod shared;
 mod tier;
+mod tls;
 mod topology;
 mod transport;
 

@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 use rustls::ClientConnection;
 use rustls::pki_types::ServerName;
 
-use super::config::Tls;
+use super::tls::Tls;
 use crate::uring::{Piece, Region, wake_at};
 
 /// TLS records hold at most 16 KiB.
@@ -64,7 +64,7 @@ impl Transport {
             Some(name) => name.clone(),
             None => ServerName::try_from(host.to_string()).map_err(|error| error.to_string())?,
         };
-        let session = ClientConnection::new(tls.client.clone(), name).map_err(|error| error.to_string())?;
+        let session = ClientConnection::new(tls.client(), name).map_err(|error| error.to_string())?;
         Ok(Transport { tls: Some(Box::new(session)), wake: Wake::AtOnce, ..self })
     }
 
@@ -131,7 +131,7 @@ impl Transport {
                 Ok(0) => break,
                 Ok(_) => {
                     let state = session.process_new_packets();
-                    let state = state.map_err(|error| io::Error::other(in_words(&error.to_string())))?;
+                    let state = state.map_err(|error| io::Error::other(told(&error)))?;
                     if state.plaintext_bytes_to_read() > 0 {
                         break;
                     }
@@ -225,6 +225,52 @@ fn begun(connected: Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
+/// What TLS says of an error, and which setting it is about.
+fn told(error: &rustls::Error) -> String {
+    let said = in_words(&error.to_string());
+    match setting_of(error) {
+        Some(advice) => format!("{said}: {advice}"),
+        None => said,
+    }
+}
+
+fn setting_of(error: &rustls::Error) -> Option<&'static str> {
+    use rustls::{AlertDescription as Alert, CertificateError as Bad, Error};
+    let advice = match error {
+        // Another authority may have the name of the one that is trusted.
+        Error::InvalidCertificate(Bad::UnknownIssuer | Bad::BadSignature) => {
+            "set `ca_file` to the authority that signed the server's certificate"
+        }
+        Error::InvalidCertificate(Bad::NotValidForName | Bad::NotValidForNameContext { .. }) => {
+            "set `server_name` to a name in the server's certificate"
+        }
+        Error::InvalidCertificate(Bad::Expired | Bad::ExpiredContext { .. }) => {
+            "the server's certificate has expired; renew it there"
+        }
+        Error::AlertReceived(Alert::CertificateExpired) => {
+            "this host's client certificate has expired; renew `certificate_file`"
+        }
+        Error::AlertReceived(Alert::CertificateRequired) => {
+            "the server asks for a client certificate; set `certificate_file` and `key_file`"
+        }
+        // In TLS 1.2 a server that misses a client's certificate says no more than this.
+        Error::AlertReceived(Alert::HandshakeFailure) => {
+            "a server that asks for a client certificate needs `certificate_file` and `key_file`"
+        }
+        Error::AlertReceived(
+            Alert::UnknownCA
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateUnknown
+            | Alert::AccessDenied
+            | Alert::DecryptError,
+        ) => "the server does not take this host's client certificate; check `certificate_file`",
+        _ => return None,
+    };
+    Some(advice)
+}
+
 /// What TLS says of an error, without the names of this program's own types: `unknown issuer` for `UnknownIssuer`.
 fn in_words(said: &str) -> String {
     let word = |word: &str| {
@@ -248,7 +294,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_tls_is_told_in_words() {
+    fn an_error_of_tls_is_told_in_words_with_the_setting_that_it_is_about() {
+        let expired = told(&Error::AlertReceived(AlertDescription::CertificateExpired));
+        let advice = "this host's client certificate has expired; renew `certificate_file`";
+        assert_eq!(expired, format!("received fatal alert: certificate expired: {advice}"));
+        assert_eq!(
+            told(&Error::AlertReceived(AlertDescription::InternalError)),
+            "received fatal alert: internal error"
+        );
         let told = |error: Error| in_words(&error.to_string());
         let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
         assert_eq!(told(unknown), "invalid peer certificate: unknown issuer");

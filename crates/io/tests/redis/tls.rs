@@ -1,7 +1,9 @@
 //! TLS: a proxy of our own ends it before a real server, so that servers built without it will do.
 
+use std::fs::{Permissions, set_permissions};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use forebay_core::tier::{Health, Tier};
 use forebay_io::redis::{Mode, RedisConfig, SentinelConfig, TlsConfig};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{CWD, FileType, mknodat};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -165,7 +168,8 @@ fn a_server_or_client_without_the_right_papers_is_not_spoken_to() {
     let url = proxy(&papers, &server.socket());
     let wrong_name = TlsConfig { server_name: Some("other.test".to_string()), ..papers.identified() };
     let wrong_authority = TlsConfig { ca_file: Some(others.path("ca.pem")), ..papers.identified() };
-    for tls in [wrong_name, wrong_authority, papers.trusting()] {
+    let cases = [(wrong_name, "server_name"), (wrong_authority, "ca_file"), (papers.trusting(), "certificate_file")];
+    for (tls, key) in cases {
         let mut bed = Bed::open(&RedisConfig { tls: tls.clone(), ..config(&url) });
         until(
             || {
@@ -175,11 +179,62 @@ fn a_server_or_client_without_the_right_papers_is_not_spoken_to() {
             || format!("{tls:?} passes"),
         );
         assert_eq!(bed.redis.report().counters.connections_made, 0);
-        assert!(bed.redis.report().last_error.is_some());
+        let (why, _) = bed.redis.report().last_error.expect("there was an error");
+        assert!(why.contains(key), "{key}: {why}");
     }
     let mut bed = Bed::ready(&RedisConfig { tls: papers.identified(), ..config(&url) });
     bed.store_all([1], 5000);
     assert_eq!(bed.look(1, 5000), loaded(1, 5000));
+}
+
+#[test]
+fn papers_that_are_replaced_on_disk_are_read_without_a_restart() {
+    let (papers, earlier, server) = (Papers::new(), Papers::new(), Server::start(Kind::Valkey));
+    let url = proxy(&papers, &server.socket());
+    let config = RedisConfig { tls: earlier.identified(), ..config(&url) };
+    let mut bed = Bed::open(&config);
+    until(
+        || {
+            bed.turn();
+            bed.redis.health() != Health::Healthy
+        },
+        || "papers of another authority pass".to_string(),
+    );
+    // One after the other, as a program that renews them does.
+    for name in ["ca.pem", "client.pem", "client.key"] {
+        std::fs::copy(papers.path(name), earlier.path("new")).unwrap();
+        std::fs::rename(earlier.path("new"), earlier.path(name)).unwrap();
+    }
+    bed.await_service();
+    bed.store_all([1], 5000);
+    assert_eq!(bed.look(1, 5000), loaded(1, 5000));
+    assert_eq!(emptied(&bed, &[OWN]), (1, 1));
+}
+
+#[test]
+fn a_key_that_others_may_change_is_refused_as_a_password_would_be() {
+    let papers = Papers::new();
+    let config = RedisConfig { tls: papers.identified(), ..config("rediss://127.0.0.1:1") };
+    config.check().unwrap();
+    set_permissions(papers.path("client.key"), Permissions::from_mode(0o666)).unwrap();
+    let error = config.check().unwrap_err();
+    assert!(error.to_string().contains("client.key") && error.hint_text().is_some(), "{error}");
+}
+
+#[test]
+fn a_pipe_in_place_of_a_file_is_refused_without_waiting_for_it() {
+    let papers = Papers::new();
+    let pipe = papers.path("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR, 0).unwrap();
+    let identified = papers.identified();
+    for tls in [
+        TlsConfig { ca_file: Some(pipe.clone()), ..identified.clone() },
+        TlsConfig { certificate_file: Some(pipe.clone()), ..identified.clone() },
+        TlsConfig { key_file: Some(pipe.clone()), ..identified },
+    ] {
+        let error = RedisConfig { tls, ..config("rediss://127.0.0.1:1") }.check().unwrap_err();
+        assert!(error.told().contains("not a file"), "{}", error.told());
+    }
 }
 
 #[test]
