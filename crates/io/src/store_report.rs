@@ -138,6 +138,7 @@ impl StoreReport {
         let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.missing.or_else(configured) };
         StoreReport {
             refuses_writes: root.refuses_writes,
+            refuses_reads: root.refuses_reads,
             is_read_only,
             used_bytes: root.used_bytes,
             capacity_bytes: root.capacity_bytes,

@@ -66,6 +66,8 @@ pub struct RootReport {
     /// Why the directory has refused all recent stores, or could not be written when it was opened; none while it takes
     /// them.
     pub refuses_writes: Option<String>,
+    /// Why the directory has refused all recent loads or looks; none while it answers them.
+    pub refuses_reads: Option<String>,
     /// An upper bound, as this host last saw it; none before it saw one.
     pub used_bytes: Option<u64>,
     /// The configured limit; none means no limit.
@@ -101,6 +103,7 @@ impl RootReport {
             missing: Some(why),
             is_read_only: false,
             refuses_writes: None,
+            refuses_reads: None,
             used_bytes: None,
             capacity_bytes: None,
             counted_blocks: 0,

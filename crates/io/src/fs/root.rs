@@ -50,6 +50,8 @@ pub(super) struct Root {
     queue_limits: [usize; 3],
     counters: Counters,
     refusals: Refusals,
+    /// Of loads, and of looks: a file that this user may not read is found all the same.
+    unread: [Refusals; 2],
 }
 
 impl Root {
@@ -75,6 +77,7 @@ impl Root {
             queue_limits: [config.queued_loads, config.queued_finds, config.queued_stores],
             counters: Counters::default(),
             refusals,
+            unread: [Refusals::of(Refused::Reads), Refusals::of(Refused::Reads)],
         }
     }
 
@@ -229,6 +232,7 @@ impl Root {
             missing: None,
             is_read_only: self.directory.is_read_only,
             refuses_writes: self.refusals.told(),
+            refuses_reads: self.unread.iter().find_map(Refusals::told),
             used_bytes: self.directory.grants.last_used_bytes(),
             capacity_bytes: self.directory.grants.capacity_bytes(),
             counted_blocks: sweeps.blocks.load(Relaxed),
@@ -269,8 +273,11 @@ impl Root {
     fn complete(&mut self, id: OpId, outcome: Outcome, was_there: bool) {
         let Some(flight) = self.flights.remove(&id) else { return };
         self.count(&flight, outcome, was_there);
-        if flight.kind == OpKind::Store && !self.directory.is_read_only {
-            self.heard_of_store(outcome, was_there);
+        match flight.kind {
+            OpKind::Store if !self.directory.is_read_only => self.heard_of_store(outcome, was_there),
+            OpKind::Load { .. } => self.heard_of_read(0, outcome),
+            OpKind::Exists => self.heard_of_read(1, outcome),
+            _ => {}
         }
         if outcome == Outcome::Failed(ErrorKind::Full) {
             self.sweeper.hurry();
@@ -285,6 +292,21 @@ impl Root {
                 let now = Instant::now();
                 self.refusals.refused(now);
                 self.judge_refusals(now);
+            }
+            _ => {}
+        }
+    }
+
+    fn heard_of_read(&mut self, which: usize, outcome: Outcome) {
+        let (unread, path) = (&mut self.unread[which], self.directory.path.to_string_lossy());
+        match outcome {
+            Outcome::Failed(ErrorKind::Unsupported) => {
+                let now = Instant::now();
+                unread.refused(now);
+                unread.judge(&path, now, || said(Errno::ACCESS));
+            }
+            Outcome::Loaded { .. } | Outcome::Found(_) | Outcome::Absent | Outcome::Failed(ErrorKind::Corrupt) => {
+                unread.taken(&path);
             }
             _ => {}
         }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{OpKind, Outcome, Tier};
@@ -91,6 +91,36 @@ fn a_directory_that_cannot_be_written_is_read_and_says_why_until_it_can() {
     chmod(&own, 0o755);
     host.is_stored(2, LENGTH);
     assert_eq!(why(&host), None);
+}
+
+/// As after somebody has copied a directory, or changed its owner.
+#[test]
+fn files_and_folders_that_cannot_be_read_are_told_until_they_can() {
+    give_up_privileges();
+    let home = home();
+    let mut host = Host::open(&config(home.path()));
+    host.is_stored(1, LENGTH);
+    let file = object_of(home.path(), 1);
+    let why = |host: &Host| host.fs.report().roots[0].refuses_reads.clone();
+    let is_told = |host: &mut Host, op: OpKind| {
+        let begun = Instant::now();
+        while why(host).is_none() {
+            let op = host.op(op, 1, LENGTH);
+            assert_eq!(host.run(&[op]), [Outcome::Failed(ErrorKind::Unsupported)]);
+            assert!(begun.elapsed() < DEADLINE, "it is not told");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(why(host).unwrap().contains("ermission"));
+    };
+    let folder = file.parent().unwrap();
+    for (path, mode, op) in [(file.as_path(), 0o600, LOAD), (folder, 0o700, OpKind::Exists)] {
+        chmod(path, 0);
+        is_told(&mut host, op);
+        chmod(path, mode);
+        assert!(matches!(host.find(1), Outcome::Found(_)));
+        host.verify(1, LENGTH);
+        assert_eq!(why(&host), None);
+    }
 }
 
 #[test]
