@@ -379,7 +379,7 @@ fn pin(
     patience: &mut Patience,
 ) -> Result<Option<Pinned>> {
     let hash = &request.hashes[at * hash_bytes..][..hash_bytes];
-    let mut begun: Option<Instant> = None;
+    let (mut begun, mut pause) = (None::<Instant>, FIRST_PAUSE);
     loop {
         let waited = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
         let is_last = patience.waited + waited >= patience.most;
@@ -397,7 +397,8 @@ fn pin(
             Looked::NotYet => {
                 begun.get_or_insert_with(Instant::now);
                 ask(shared, request, group, (at, hash_bytes))?;
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(LAST_PAUSE);
             }
         }
     }
@@ -435,7 +436,9 @@ pub fn look(
 }
 
 const VERIFY_DEADLINE: Duration = Duration::from_millis(100);
-const PAUSE: Duration = Duration::from_millis(1);
+/// Pauses grow, so that many calls that wait for a slow store leave the deciding thread to others.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LAST_PAUSE: Duration = Duration::from_millis(10);
 
 fn no_group(group: u16) -> Error {
     let error = Error::invalid("the namespace has no such group").with("group", group);
