@@ -288,6 +288,38 @@ fn has_open(daemon: &Daemon, directory: &Path) -> bool {
     files.any(|file| fs::read_link(file.path()).is_ok_and(|file| file.starts_with(directory)))
 }
 
+/// The thread of the disk that hangs stays, and with it the process's mappings, among them the rings of other disks.
+#[test]
+fn a_disk_that_hangs_keeps_no_other_disk_from_the_next_daemon() {
+    for engine in ["auto", "threads"] {
+        let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+        let other = home.path().join("other");
+        File::create(&other).expect("a file");
+        let Some(mut rig) = Rig::beside(engine, Some(&other), DEADLINE_MS) else { return };
+        rig.mount.harm("read,write,sync", "hang");
+        assert!((0..2).map(|prompt| rig.hits(rig.old(prompt))).sum::<usize>() < 2 * PROMPT as usize, "one disk hangs");
+        let pages = rig.daemon.address();
+        rig.daemon.terminate();
+        wait_until("its files are closed", || !has_open(&rig.daemon, &rig.place.pool()));
+        let Rig { daemon, client, worker, mut mount, place, .. } = rig;
+        drop((client, worker));
+        let disk = mount.path().join("disk");
+        let next = Daemon::start(&place, &as_str(&arguments(engine, &disk, Some(&other), &pages, DEADLINE_MS)));
+        let (client, worker) = support::engine(&place, "a", BYTES);
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        // Of two prompts each disk has one, and the pool has the later half of all.
+        let is_served = |prompt: u64| {
+            let reply = client.lookup_settled(namespace, &hashes(prompt * PROMPT..(prompt + 1) * PROMPT));
+            client.release(reply.lease);
+            !reply.groups[0].slots().is_empty()
+        };
+        wait_until("the other disk serves", || (0..2).any(is_served));
+        mount.calm();
+        assert!(daemon.finish().0, "{engine}: it ends when its disk answers");
+        drop((worker, next));
+    }
+}
+
 #[test]
 fn a_daemon_that_a_hung_disk_holds_leaves_its_pool_and_its_addresses_to_the_next() {
     for engine in ["auto", "threads"] {

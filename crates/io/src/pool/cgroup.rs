@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_group_says_in_both_interfaces_how_many_cores_it_may_use() {
-        let cases: [(&[(&str, &str)], Option<f64>); 5] = [
+        let cases: [(&[_], _); 5] = [
             (&[("cpu.max", "max 100000\n")], None),
             (&[("cpu.max", "50000 100000\n")], Some(0.5)),
             (&[("cpu.cfs_quota_us", "-1\n"), ("cpu.cfs_period_us", "100000\n")], None),

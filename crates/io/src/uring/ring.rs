@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use std::{io, mem, thread};
 
-use io_uring::types::{Fd, Fixed, FsyncFlags};
+use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use rustix::io::Errno;
 
@@ -32,7 +32,6 @@ const SUMMED_BYTES: u64 = 1 << 20;
 const EXTRA_ENTRIES: u32 = 64;
 /// The tag of the eventfd's own entry.
 const WAKE: u64 = u64::MAX;
-const FILE: Fixed = Fixed(0);
 
 type Ring = IoUring<squeue::Entry, cqueue::Entry>;
 
@@ -128,8 +127,9 @@ struct Loop {
     has_fixed_vectors: bool,
     is_wake_armed: bool,
     is_closed: bool,
-    /// Open as long as the ring is, with its locks.
-    _file: File,
+    /// With its locks. The ring does not register it. A mapped ring keeps what it has registered, and the thread of
+    /// another disk that hangs keeps all mappings of a process that has ended. Transfers under way keep the file open.
+    file: File,
 }
 
 impl Loop {
@@ -142,7 +142,6 @@ impl Loop {
     ) -> io::Result<Loop> {
         let entries = (depth + EXTRA_ENTRIES).next_power_of_two();
         let ring = build(entries)?;
-        ring.submitter().register_files(&[file.as_raw_fd()])?;
         let pieces = memory.pool.len().div_ceil(PIECE_BYTES as usize) as u32;
         let can_register = ring.submitter().register_buffers_sparse(pieces).is_ok();
         let mut probe = Probe::new();
@@ -163,7 +162,7 @@ impl Loop {
             has_fixed_vectors: is_probed && probe.is_supported(opcode::WritevFixed::CODE),
             is_wake_armed: false,
             is_closed: false,
-            _file: file,
+            file,
         })
     }
 
@@ -173,8 +172,6 @@ impl Loop {
             self.take_requests();
             let is_idle = self.waiting.is_empty() && ended.is_empty() && self.free.len() == self.in_flight.len();
             if self.is_closed && is_idle {
-                // Releases the file now. A dropped ring releases it later, and the locks stay until then.
-                let _ = self.ring.submitter().unregister_files();
                 return;
             }
             self.fill_ring();
@@ -247,37 +244,42 @@ impl Loop {
     }
 
     fn entry(&self, work: &Work) -> (squeue::Entry, Box<[libc::iovec]>) {
+        let file = self.descriptor();
         let entry = match work {
             Work::Read { at, span, .. } => {
                 let to = self.memory.pointer(*span);
                 match self.piece(*span) {
-                    Some(piece) => opcode::ReadFixed::new(FILE, to, span.len, piece).offset(*at).build(),
-                    None => opcode::Read::new(FILE, to, span.len).offset(*at).build(),
+                    Some(piece) => opcode::ReadFixed::new(file, to, span.len, piece).offset(*at).build(),
+                    None => opcode::Read::new(file, to, span.len).offset(*at).build(),
                 }
             }
             Work::Write { at, spans } => match **spans {
                 [span] => {
                     let from = self.memory.pointer(span).cast_const();
                     match self.piece(span) {
-                        Some(piece) => opcode::WriteFixed::new(FILE, from, span.len, piece).offset(*at).build(),
-                        None => opcode::Write::new(FILE, from, span.len).offset(*at).build(),
+                        Some(piece) => opcode::WriteFixed::new(file, from, span.len, piece).offset(*at).build(),
+                        None => opcode::Write::new(file, from, span.len).offset(*at).build(),
                     }
                 }
                 _ => return self.gather(*at, spans),
             },
-            Work::Sync => opcode::Fsync::new(FILE).flags(FsyncFlags::DATASYNC).build(),
+            Work::Sync => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
         };
         (entry, Box::default())
     }
 
+    fn descriptor(&self) -> Fd {
+        Fd(self.file.as_raw_fd())
+    }
+
     /// One write of several spans, and the vectors to which its entry points.
     fn gather(&self, at: u64, spans: &[Span]) -> (squeue::Entry, Box<[libc::iovec]>) {
-        let vectors = self.memory.vectors(spans);
+        let (vectors, file) = (self.memory.vectors(spans), self.descriptor());
         let (first, count) = (vectors.as_ptr(), vectors.len() as u32);
         let piece = self.piece(spans[0]).filter(|piece| spans.iter().all(|span| self.piece(*span) == Some(*piece)));
         let entry = match piece.filter(|_| self.has_fixed_vectors) {
-            Some(piece) => opcode::WritevFixed::new(FILE, first, count, piece).offset(at).build(),
-            None => opcode::Writev::new(FILE, first, count).offset(at).build(),
+            Some(piece) => opcode::WritevFixed::new(file, first, count, piece).offset(at).build(),
+            None => opcode::Writev::new(file, first, count).offset(at).build(),
         };
         (entry, vectors)
     }
