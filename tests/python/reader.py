@@ -235,10 +235,13 @@ def see_enough(command: str) -> None:
 
     argv = ["bash", "-c", f"exec {command}"]
     with subprocess.Popen(argv, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True) as child:
-        wait_until("there is something to see", is_enough, SECONDS)
-        child.send_signal(signal.SIGINT)
-        # It may have more to say than a terminal holds.
-        wait_until("it ends", lambda: is_enough() and child.poll() is not None, SECONDS)
+        try:
+            wait_until("there is something to see", is_enough, SECONDS)
+            child.send_signal(signal.SIGINT)
+            # It may have more to say than a terminal holds.
+            wait_until("it ends", lambda: is_enough() and child.poll() is not None, SECONDS)
+        finally:
+            child.kill()
     os.close(terminal)
     os.close(ours)
     assert child.returncode in {0, -signal.SIGINT}, f"status {child.returncode}: {shown!r}"
