@@ -264,7 +264,7 @@ mod tests {
             ("tier.ssd.capacity_bytes", "64MiB"),
             ("tier.ssd.create", "true"),
             ("tier.fs.directories", &*shared),
-            ("tier.redis.urls", "redis://:secret@cache"),
+            ("tier.redis.urls", "redis://cache"),
             ("tier.redis.password_file", "/no/such/file"),
         ];
         let flags = flags.map(|(key, value)| (key.to_string(), value.to_string())).to_vec();
