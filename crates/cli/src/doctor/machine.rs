@@ -14,8 +14,8 @@ use super::{Check, pool};
 use crate::machine::{field, read};
 use crate::output::size;
 
-/// `holdings` is what a running daemon says of its pool; `disks` are those of this host to which blocks go. `refusal` is
-/// why `serve` would not open the pool, where no daemon runs.
+/// `holdings` is what a running daemon says of its pool; `disks` are those of this host to which blocks go. `refusal`
+/// is why `serve` would not open the pool, where no daemon runs.
 pub fn checks(
     config: &Config,
     holdings: Option<&Holdings>,

@@ -339,6 +339,15 @@ impl Directory {
         (number != 0).then(|| Errno::from_raw_os_error(number))
     }
 
+    /// Tries a directory that refused the last store as one that this host may not write to, so that a store costs no
+    /// copy of its block while it stays so.
+    pub fn still_refuses(&self) -> Result<(), Errno> {
+        match self.last_refusal() {
+            Some(Errno::ROFS | Errno::ACCESS | Errno::PERM) => self.own_folder()?.open(USAGE, OFlags::RDWR).map(drop),
+            _ => Ok(()),
+        }
+    }
+
     /// None if the directory's capacity is spent.
     pub fn note_refusal(&self, error: Option<Errno>) {
         self.last_refusal.store(error.map_or(0, Errno::raw_os_error), Relaxed);

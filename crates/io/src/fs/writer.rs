@@ -54,6 +54,14 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
         note_use(&root, &path);
         return (stored, true);
     }
+    if let Err(error) = directory.still_refuses() {
+        return (refused(directory, error), false);
+    }
+    match guard.use_slot(|| buffer.fill(&directory.sealing, op, slot)) {
+        None => return (Outcome::Failed(ErrorKind::Timeout), false),
+        Some(false) => return (Outcome::Failed(ErrorKind::Corrupt), false),
+        Some(true) => {}
+    }
     let spent = match directory.grants.spend(file_bytes(op.length_bytes), clock()) {
         Ok(Some(spent)) => spent,
         Ok(None) => {
@@ -62,13 +70,6 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
         }
         Err(error) => return (refused(directory, error), false),
     };
-    // Only now, so that a directory that refuses every store costs no copies.
-    let filled = guard.use_slot(|| buffer.fill(&directory.sealing, op, slot));
-    if filled != Some(true) {
-        directory.grants.refund(spent);
-        let kind = if filled.is_none() { ErrorKind::Timeout } else { ErrorKind::Corrupt };
-        return (Outcome::Failed(kind), false);
-    }
     let count = directory.grants.count();
     let written = write(directory, &root, buffer, op, &path);
     if matches!(written, Ok(Written::WasThere) | Err(_)) {

@@ -81,14 +81,18 @@ fn a_directory_that_cannot_be_written_is_read_and_says_why_until_it_can() {
     let mut host = Host::open(&config(home.path()));
     host.is_stored(1, LENGTH);
     drop(host);
+    let object = object_of(home.path(), 1);
     let own = home.path().join(".forebay");
-    chmod(&own, 0o555);
+    // New folders have the mode of the directory, which stays as it is.
+    let folders: Vec<&Path> = object.ancestors().skip(1).take_while(|path| *path != home.path()).collect();
+    let all = |mode| folders.iter().copied().chain([own.as_path()]).for_each(|path| chmod(path, mode));
+    all(0o555);
     let mut host = Host::open(&config(home.path()));
     let why = |host: &Host| host.fs.report().roots[0].refuses_writes.clone();
     assert!(why(&host).expect("it cannot be written").contains("ermission"));
     assert_eq!(host.store(2, LENGTH), Outcome::Failed(ErrorKind::Unsupported));
     host.verify(1, LENGTH);
-    chmod(&own, 0o755);
+    all(0o700);
     host.is_stored(2, LENGTH);
     assert_eq!(why(&host), None);
 }
@@ -134,6 +138,8 @@ fn a_host_told_to_read_only_writes_nothing() {
     drop(host);
     let before = files(home.path());
     let mut host = Host::open(&only_read);
+    let capabilities = host.fs.capabilities();
+    assert!(!capabilities.can_store && !capabilities.can_remove);
     reads_only(&mut host, home.path());
     // Not even what is damaged is taken away.
     File::options().write(true).open(object_of(home.path(), 1)).unwrap().set_len(5000).unwrap();
@@ -142,8 +148,6 @@ fn a_host_told_to_read_only_writes_nothing() {
 }
 
 fn reads_only(host: &mut Host, home: &Path) {
-    let capabilities = host.fs.capabilities();
-    assert!(!capabilities.can_store && !capabilities.can_remove);
     let (store, remove) = (host.store_op(2, LENGTH), host.op(REMOVE, 1, 0));
     let refused = Outcome::Failed(ErrorKind::Unsupported);
     assert_eq!(host.run(&[store, remove]), [refused, refused]);

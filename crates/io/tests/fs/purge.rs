@@ -154,7 +154,7 @@ fn a_directory_that_is_only_read_from_is_an_error_and_keeps_what_it_has() {
     let mut host = Host::open(&config(home.path()));
     store_own(&mut host, 0..3);
     let reader = Host::open(&FsConfig { read_only: true, ..config(home.path()) });
-    assert!(refused(&reader, ErrorKind::Unsupported).0.contains("by configuration"));
+    assert!(refused(&reader, ErrorKind::Unsupported).0.contains("configured as read-only"));
     assert_eq!(objects(home.path()).len(), 3);
 }
 
