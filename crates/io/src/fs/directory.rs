@@ -46,7 +46,7 @@ pub(super) struct Directory {
     pub sealing: Sealing,
     /// Loads that read an object damaged, and differently the second time.
     pub misreads: AtomicU64,
-    /// The error of the last refused store, as the system numbers it; 0 if the directory's capacity was spent.
+    /// Why the last store was refused, as the system numbers errors; 0 where [`Directory::last_refusal`] has none.
     last_refusal: AtomicI32,
     /// This host and process.
     pub writer: String,
@@ -333,7 +333,7 @@ impl Directory {
         }
     }
 
-    /// Why the last store was refused; none if the directory's capacity was spent.
+    /// Why the last store was refused; none if it was not, or if the directory's capacity was spent.
     pub fn last_refusal(&self) -> Option<Errno> {
         let number = self.last_refusal.load(Relaxed);
         (number != 0).then(|| Errno::from_raw_os_error(number))
@@ -348,7 +348,7 @@ impl Directory {
         }
     }
 
-    /// None if the directory's capacity is spent.
+    /// None if a store was taken, or if the directory's capacity is spent.
     pub fn note_refusal(&self, error: Option<Errno>) {
         self.last_refusal.store(error.map_or(0, Errno::raw_os_error), Relaxed);
     }

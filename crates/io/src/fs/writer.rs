@@ -80,8 +80,12 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
         let _ = directory.grants.refused(file_bytes(op.length_bytes));
     }
     match written {
-        Ok(Written::New) => (stored, false),
+        Ok(Written::New) => {
+            directory.note_refusal(None);
+            (stored, false)
+        }
         Ok(Written::Replaced(bytes)) => {
+            directory.note_refusal(None);
             directory.grants.removed(bytes, count);
             (stored, false)
         }
