@@ -8,11 +8,13 @@ mod support;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use command::{Answer, forebay, hearing, run};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::{Daemon, Place, wait_until};
+use support::{DEADLINE, Daemon, Place, wait_until};
 
 fn rows(report: &Value, bench: &str) -> Vec<Value> {
     assert_eq!(report["bench"], bench);
@@ -185,8 +187,17 @@ fn a_measurement_goes_on_though_nobody_takes_what_it_says() {
     }
 }
 
-fn is_interrupted(child: Child, signal: Signal) {
+fn is_interrupted(mut child: Child, signal: Signal) {
     kill_process(Pid::from_child(&child), signal).unwrap();
+    let begun = Instant::now();
+    // What it says before its end fits into the pipes.
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > DEADLINE {
+            child.kill().unwrap();
+            panic!("{signal:?} did not end it: {:?}", child.wait_with_output().unwrap());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
     let answer = Answer::of(child.wait_with_output().unwrap());
     let is_told = answer.err.ends_with("error: the measurement was interrupted\n");
     assert!(answer.code == 1 && is_told, "{signal:?}: {answer:?}");

@@ -660,3 +660,37 @@ fn ends_well(signal: Signal) {
     let namespace = client.namespace("t", vec![group()]).unwrap();
     is_served(&client, &worker, namespace, 0..50);
 }
+
+/// A handler would write into a pipe that is closed there, and the daemon would go on after SIGTERM.
+#[test]
+fn a_thread_with_descriptors_of_its_own_takes_no_signal_of_the_daemon() {
+    let (place, disk, directory) = (Place::new(), DiskFile::new(), tempfile::tempdir().expect("a directory"));
+    let shared = ["--tier.fs.directories", directory.path().to_str().expect("UTF-8")];
+    let (daemon, client, worker) = serving(&place, &disk.path, &shared);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..10);
+    wait_until("the directory serves", || support::tiers::tier(&client, "fs").state == "serving");
+    let process = PathBuf::from(format!("/proc/{}", daemon.pid()));
+    let sockets = |of: &Path| {
+        let entries = fs::read_dir(of.join("fd")).expect("its descriptors").flatten();
+        entries.filter_map(|entry| fs::read_link(entry.path()).ok()).filter(|link| is_socket(link)).count()
+    };
+    let of_the_daemon = sockets(&process);
+    let mut own = Vec::new();
+    for task in fs::read_dir(process.join("task")).expect("its threads").flatten() {
+        if sockets(&task.path()) < of_the_daemon {
+            own.push(fs::read_to_string(task.path().join("comm")).expect("a name").trim().to_owned());
+            let status = fs::read_to_string(task.path().join("status")).expect("a status");
+            let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("a mask").trim();
+            let blocked = u64::from_str_radix(blocked, 16).expect("a mask");
+            for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
+                assert_eq!(blocked >> (signal.as_raw() - 1) & 1, 1, "{signal:?} in {own:?}");
+            }
+        }
+    }
+    assert!(own.iter().any(|name| name == "forebay-ring") && own.len() > 1, "{own:?}");
+}
+
+fn is_socket(link: &Path) -> bool {
+    link.to_string_lossy().starts_with("socket:")
+}

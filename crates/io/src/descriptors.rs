@@ -6,12 +6,17 @@
 //!
 //! What is closed in such a thread stays open in the process. So the process drops what it gave to the thread, and the
 //! thread is never the last to drop the memory.
+//!
+//! Nor does such a thread take a signal of the process. A handler would run on it, and the pipe into which the handler
+//! writes is closed there: the process would not hear of the signal.
 
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::ptr;
 
 use crate::uring::Waker;
 
@@ -38,7 +43,23 @@ pub(crate) fn own_but(waker: Option<&Waker>) {
 
 /// Whether the kernel did it.
 fn make_own_table() -> bool {
+    leave_signals_to_others();
     close_range(RawFd::MAX, RawFd::MAX, libc::CLOSE_RANGE_UNSHARE)
+}
+
+/// All but those of a thread's own faults, which no other thread can take.
+fn leave_signals_to_others() {
+    let own = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS];
+    let mut others = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the first call makes the set, the others read or change it, and nothing but this thread's mask changes.
+    // They fail for numbers that are no signals only.
+    unsafe {
+        libc::sigfillset(others.as_mut_ptr());
+        for signal in own {
+            libc::sigdelset(others.as_mut_ptr(), signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, others.as_ptr(), ptr::null_mut());
+    }
 }
 
 /// Keeps the standard ones too. For a thread with a table of its own.
