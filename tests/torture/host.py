@@ -550,13 +550,16 @@ class Host:
         assert self.plain is not None
         self.plain.child.kill()
         self.watch_nothing_is_held()
-        if self.chance.random() < 0.5:
+        is_killed = self.chance.random() < 0.5
+        if is_killed:
             self.disturb()
             self.daemon.kill()
             self.counts["killed_daemons"] += 1
         else:
             self.daemon_ends(self.drain_now())
-        if held := self.read("down")["reserved"]:
+        counts = self.read("down")
+        # A daemon that is killed may be moving blocks out of an extent. It reserves their next slots for no engine.
+        if held := counts["reserved"] - is_killed * counts["reserved_by_daemon"]:
             raise Failure(f"{held} slots are reserved in the table when all engines are gone")
         self.start_daemon()
         self.watch_nothing_is_held()

@@ -227,6 +227,7 @@ class Reader:
             return None
         if state == RESERVED and generation == published:
             self.report.counts["reserved"] += 1
+            self.report.counts["reserved_by_daemon"] += again[0][8:24] == bytes(16)
             return None
         if state != READY or generation != published:
             self.report.counts["torn"] += 1
