@@ -10,7 +10,7 @@ pub enum MissReason {
     Evicted,
     /// Not admitted: its predecessor was absent, or the policy refused it.
     Refused,
-    /// A checksum or a tier failed.
+    /// A checksum or a tier failed, or no shared tier could tell whether it has the key.
     Failed,
     /// Found on a lower tier, but not in time.
     TooSlow,

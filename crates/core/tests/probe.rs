@@ -155,6 +155,31 @@ fn a_sick_store_is_not_asked_and_nobody_waits_for_it() {
     assert_eq!(probes(&mut rig), []);
 }
 
+/// Else operators would look for the reason in the prompts.
+#[test]
+fn a_miss_that_no_store_can_speak_for_has_failed() {
+    let (mut rig, ns) = rig();
+    let reasons =
+        |rig: &Rig| [MissReason::NeverSeen, MissReason::Failed].map(|reason| rig.core.stats().misses[reason as usize]);
+    let silent = Outcome::Failed(ErrorKind::Timeout);
+    states(&mut rig, ns, &[0, 1]);
+    [NEAR, FAR].into_iter().for_each(|tier| answer(&mut rig, tier, 0, silent));
+    answer(&mut rig, NEAR, 1, ABSENT);
+    answer(&mut rig, FAR, 1, silent);
+    states(&mut rig, ns, &[0]);
+    assert_eq!(reasons(&rig), [0, 1], "nobody could tell");
+    states(&mut rig, ns, &[1]);
+    assert_eq!(reasons(&rig), [1, 1], "what one store is given, all are given");
+    rig.core.set_healthy(NEAR, false);
+    states(&mut rig, ns, &[2]);
+    answer(&mut rig, FAR, 2, ABSENT);
+    states(&mut rig, ns, &[2]);
+    assert_eq!(reasons(&rig), [2, 1]);
+    rig.core.set_healthy(FAR, false);
+    states(&mut rig, ns, &[3]);
+    assert_eq!(reasons(&rig), [2, 2], "there is nobody to ask");
+}
+
 #[test]
 fn what_is_stored_there_is_not_kept_in_memory() {
     let (mut rig, ns) = rig();

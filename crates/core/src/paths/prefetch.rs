@@ -13,6 +13,7 @@ use crate::core::Core;
 use crate::hints::HintedKey;
 use crate::key::{BlockId, TierId};
 use crate::layout::Attention;
+use crate::miss::MissReason;
 use crate::slots::{PREFETCH, State};
 use crate::tiers::LoadHealth;
 
@@ -157,8 +158,8 @@ impl Core {
         let most = MAX_PENDING.saturating_sub(self.tiers.presence().pending());
         let mut probes = most;
         match self.probe(wanted.namespace, wanted.group, wanted.hash.as_bytes(), &mut probes) {
-            Some(_) => Prefetch::Asked { is_new: probes < most },
-            None => Prefetch::Nowhere,
+            Some(MissReason::PromotionUnfinished) => Prefetch::Asked { is_new: probes < most },
+            _ => Prefetch::Nowhere,
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Lookup → [`Probe`] for each key that neither the pool nor an own tier has, to every shared tier at once →
 //! [`Core::probe_done`] → the next lookup uses the answer in the presence cache: a block that a tier has is promoted
-//! like any other; a block that no tier has is a miss at once. One event probes a bounded number of keys.
+//! like any other; a block that no tier has, or of which no tier can tell, is a miss at once. One event probes a
+//! bounded number of keys.
 
 use crate::core::Core;
 use crate::key::{BlockHash, BlockKey, NamespaceIndex, TierId};
@@ -11,7 +12,8 @@ use crate::tier::Outcome;
 use crate::tiers::{Presence, Probe};
 
 impl Core {
-    /// Asks the shared tiers for a key, once; `None` if there is nobody to ask, or nobody has it.
+    /// Asks the shared tiers for a key, once; `None` if there is nobody to ask, or nobody has it. A key has failed if
+    /// shared tiers are there and none of them can tell.
     pub(super) fn probe(
         &mut self,
         namespace: NamespaceIndex,
@@ -22,13 +24,17 @@ impl Core {
         let id = self.cache.namespace(namespace).id;
         let key = self.tiers.key(id, group, hash);
         match self.tiers.presence().get(key) {
-            Some(Presence::Pending(_)) => return Some(MissReason::PromotionUnfinished),
-            Some(_) => return None,
+            Some(Presence::Pending(..)) => return Some(MissReason::PromotionUnfinished),
+            Some(Presence::Unknown) => return Some(MissReason::Failed),
+            Some(Presence::Present(..) | Presence::Absent) => return None,
             None => {}
         }
         let asked = self.tiers.to_probe();
-        if asked.is_empty() || self.is_purging_tiers(id) || self.tiers.presence().is_full() {
+        if self.is_purging_tiers(id) || self.tiers.presence().is_full() {
             return None;
+        }
+        if asked.is_empty() {
+            return self.tiers.is_any_shared().then_some(MissReason::Failed);
         }
         if *probes_left == 0 {
             return Some(MissReason::PromotionUnfinished);
@@ -45,7 +51,12 @@ impl Core {
     /// A late answer is welcome.
     pub fn probe_done(&mut self, probe: &Probe, outcome: Outcome) {
         let key = self.tiers.key_of(&probe.key);
-        self.tiers.presence_mut().answer(key, probe.tier, matches!(outcome, Outcome::Found(_)));
+        let is_found = match outcome {
+            Outcome::Found(_) => Some(true),
+            Outcome::Failed(_) => None,
+            _ => Some(false),
+        };
+        self.tiers.presence_mut().answer(key, probe.tier, is_found);
         self.journal.note_end();
     }
 

@@ -323,6 +323,10 @@ impl Tiers {
         all.filter(|tier| self.limits(*tier).is_shared && self.is_open(*tier)).collect()
     }
 
+    pub fn is_any_shared(&self) -> bool {
+        (0..self.all.len() as u8).any(|tier| self.limits(TierId(tier)).is_shared)
+    }
+
     pub fn report(&self, tier: TierId) -> TierReport {
         let state = self.get(tier);
         TierReport {

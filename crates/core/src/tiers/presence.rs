@@ -25,10 +25,12 @@ pub struct Probe {
 /// What is known of one key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Presence {
-    /// So many tiers have not answered yet.
-    Pending(u8),
+    /// So many tiers have not answered yet; whether one has said that it lacks the key.
+    Pending(u8, bool),
     Present(TierId, LoadHealth),
     Absent,
+    /// No tier could say whether it has the key.
+    Unknown,
 }
 
 /// See the module's head.
@@ -52,7 +54,7 @@ impl PresenceCache {
     pub fn location(&self, key: Fingerprint) -> Option<(TierId, LoadHealth)> {
         match self.get(key)? {
             Presence::Present(tier, health) => Some((tier, health)),
-            Presence::Pending(_) | Presence::Absent => None,
+            Presence::Pending(..) | Presence::Absent | Presence::Unknown => None,
         }
     }
 
@@ -70,19 +72,22 @@ impl PresenceCache {
 
     /// A key is asked for: one probe for each tier that may have it.
     pub fn ask(&mut self, key: Fingerprint, probes: impl ExactSizeIterator<Item = Probe>) {
-        self.set(key, Presence::Pending(probes.len() as u8));
+        self.set(key, Presence::Pending(probes.len() as u8, false));
         self.probes.extend(probes);
     }
 
-    /// A tier's answer, or that it gave none in time; the nearest tier that has the block counts. A late answer is
-    /// taken.
-    pub fn answer(&mut self, key: Fingerprint, tier: TierId, is_found: bool) {
-        let known = self.get(key);
-        let now = match (is_found, known) {
-            (true, Some(Presence::Present(other, health))) => Presence::Present(other.min(tier), health),
-            (true, _) => Presence::Present(tier, LoadHealth::Good),
-            (_, Some(Presence::Pending(1))) => Presence::Absent,
-            (_, Some(Presence::Pending(left))) => Presence::Pending(left - 1),
+    /// A tier's answer; `None` if the tier could not tell, or not in time. The nearest tier that has the block counts.
+    /// A late answer is taken.
+    pub fn answer(&mut self, key: Fingerprint, tier: TierId, is_found: Option<bool>) {
+        let now = match (is_found, self.get(key)) {
+            (Some(true), Some(Presence::Present(other, health))) => Presence::Present(other.min(tier), health),
+            (Some(true), _) => Presence::Present(tier, LoadHealth::Good),
+            // Each block goes to all shared tiers: one that lacks the key speaks for those that cannot tell.
+            (_, Some(Presence::Pending(left, is_lacked))) => match (left - 1, is_lacked || is_found.is_some()) {
+                (0, true) => Presence::Absent,
+                (0, false) => Presence::Unknown,
+                (left, is_lacked) => Presence::Pending(left, is_lacked),
+            },
             _ => return,
         };
         self.set(key, now);
@@ -109,15 +114,15 @@ impl PresenceCache {
     }
 
     fn set(&mut self, key: Fingerprint, known: Presence) {
-        self.pending -= usize::from(matches!(self.get(key), Some(Presence::Pending(_))));
-        self.pending += usize::from(matches!(known, Presence::Pending(_)));
+        self.pending -= usize::from(matches!(self.get(key), Some(Presence::Pending(..))));
+        self.pending += usize::from(matches!(known, Presence::Pending(..)));
         self.recent.insert(key, known);
     }
 
     /// A period is over. What was asked for meanwhile is still waited for.
     pub fn forget(&mut self) {
         let asked =
-            std::mem::take(&mut self.older).into_iter().filter(|(_, known)| matches!(known, Presence::Pending(_)));
+            std::mem::take(&mut self.older).into_iter().filter(|(_, known)| matches!(known, Presence::Pending(..)));
         self.older = std::mem::take(&mut self.recent);
         for (key, known) in asked {
             self.older.entry(key).or_insert(known);
