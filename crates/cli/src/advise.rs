@@ -119,7 +119,7 @@ pub fn meaning(reason: &str) -> &'static str {
         "never_seen" => "was never stored, or too long ago to be remembered",
         "evicted" => "was evicted from the pool to make room",
         "refused" => "was not kept: the block before it was absent, or the policy bypassed it",
-        "failed" => "had a wrong checksum, or a tier failed or did not answer",
+        "failed" => "had a wrong checksum, or its tier failed",
         "too_slow" => "was on a lower tier, and did not come in time",
         "not_yet" => "was still being verified after a restart, or was behind such a key",
         "other_namespace" => "is stored for another model, layout or tenant",

@@ -63,7 +63,7 @@ const REASONS = {
   never_seen: ["Never seen", "was never stored, or too long ago to be remembered"],
   evicted: ["Evicted", "was evicted from the pool to make room"],
   refused: ["Not kept", "the block before it was absent, or the policy bypassed it"],
-  failed: ["Failed", "had a wrong checksum, or a tier failed or did not answer"],
+  failed: ["Failed", "had a wrong checksum, or its tier failed"],
   too_slow: ["Too slow", "was on a lower tier, and did not come in time"],
   not_yet: ["Not yet", "was still being verified after a restart, or was behind such a key"],
   other_namespace: ["Other namespace", "is stored for another model, layout or tenant"],
