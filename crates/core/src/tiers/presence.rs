@@ -82,7 +82,7 @@ impl PresenceCache {
         let now = match (is_found, self.get(key)) {
             (Some(true), Some(Presence::Present(other, health))) => Presence::Present(other.min(tier), health),
             (Some(true), _) => Presence::Present(tier, LoadHealth::Good),
-            // Each block goes to all shared tiers: one that lacks the key speaks for those that cannot tell.
+            // Each block goes to all shared tiers that are written: one that lacks the key speaks for the silent ones.
             (_, Some(Presence::Pending(left, is_lacked))) => match (left - 1, is_lacked || is_found.is_some()) {
                 (0, true) => Presence::Absent,
                 (0, false) => Presence::Unknown,
