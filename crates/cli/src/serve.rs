@@ -8,9 +8,11 @@ use forebay_core::{Error, ErrorKind};
 use forebay_daemon::config::{self, Loaded, LogFormat};
 use serde_json::json;
 use tracing::field::Field;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::ending;
 use crate::failure::{self, FAILED, Failure, LAST_WORDS, USAGE};
@@ -93,19 +95,20 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
 /// One line an event to standard error: key=value, without colour so that it reads the same everywhere, or an object.
 fn start_log(config: &config::Log, log: &Log) -> Result<(), Failure> {
     let level = &config.level;
-    let mut filter = EnvFilter::try_new(level).map_err(|error| {
+    let mut filter: Targets = level.parse().map_err(|error| {
         let error = Error::invalid(format!("`log.level` cannot be `{level}`")).source(error);
         Failure::Usage(error.hint("give a level such as `info`, or `module=level` pairs with commas between"))
     })?;
     if !["h2", "debug", "trace"].iter().any(|word| level.to_ascii_lowercase().contains(word)) {
         // What a client does wrong on the wire: with a line for each of it, one client could fill the log.
-        filter = filter.add_directive("h2=off".parse().expect("a directive"));
+        filter = filter.with_target("h2", LevelFilter::OFF);
     }
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log.clone());
+    // The filter alone says what is logged.
+    let lines = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_ansi(false).with_writer(log.clone());
     let lines = lines.log_internal_errors(false);
     match config.format {
-        LogFormat::Json => lines.json().init(),
-        LogFormat::Text => lines.fmt_fields(debug_fn(write_field).delimited(" ")).init(),
+        LogFormat::Json => lines.json().finish().with(filter).init(),
+        LogFormat::Text => lines.fmt_fields(debug_fn(write_field).delimited(" ")).finish().with(filter).init(),
     }
     Ok(())
 }
