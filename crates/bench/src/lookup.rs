@@ -11,6 +11,7 @@
 //! The session is a trial: its blocks stay in the pool, count nowhere, and are gone before the rows are returned.
 
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
@@ -66,7 +67,13 @@ pub struct LookupBench {
 }
 
 /// Tells what goes on. If it is dropped, the private daemon ends.
-pub async fn run(bench: &LookupBench, tell: &impl Fn(&str)) -> Result<Vec<Row>> {
+///
+/// In a box, so that the client is compiled in this crate, for speed as an engine's, and not in the command.
+pub fn run<'a>(bench: &'a LookupBench, tell: &'a dyn Fn(&str)) -> Pin<Box<dyn Future<Output = Result<Vec<Row>>> + 'a>> {
+    Box::pin(measure(bench, tell))
+}
+
+async fn measure(bench: &LookupBench, tell: &dyn Fn(&str)) -> Result<Vec<Row>> {
     let largest = bench.keys.iter().copied().max().unwrap_or(0);
     if largest == 0 || bench.keys.contains(&0) || bench.rounds == 0 {
         return Err(
@@ -86,7 +93,7 @@ pub async fn run(bench: &LookupBench, tell: &impl Fn(&str)) -> Result<Vec<Row>> 
     outcome
 }
 
-async fn rows(engine: &mut Engine, bench: &LookupBench, largest: usize, tell: &impl Fn(&str)) -> Result<Vec<Row>> {
+async fn rows(engine: &mut Engine, bench: &LookupBench, largest: usize, tell: &dyn Fn(&str)) -> Result<Vec<Row>> {
     tell(&format!("storing {largest} blocks of {BLOCK_BYTES} bytes"));
     engine.store(largest).await?;
     let mut rows = Vec::new();

@@ -1,6 +1,7 @@
 //! The daemon from its start to its end.
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -28,7 +29,14 @@ use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, s
 use crate::{listen, random, recover, turns, vital};
 
 /// Opens the pool, serves until SIGTERM, SIGINT or SIGHUP, drains, and returns. Needs a current-thread runtime.
-pub async fn serve(config: Config) -> Result<()> {
+///
+/// In a box, so that all of the daemon is compiled in this crate. An `async fn` is compiled in the crate that waits for
+/// it, here the command, which is compiled for size.
+pub fn serve(config: Config) -> Pin<Box<dyn Future<Output = Result<()>>>> {
+    Box::pin(run(config))
+}
+
+async fn run(config: Config) -> Result<()> {
     let mut end = End::new()?;
     // Handled, a write past `ulimit -f` is an error like any other, and not the end without a word.
     let _past_file_size = handler(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -23,18 +24,22 @@ pub type Rpc = ForebayClient<Channel>;
 
 /// Connects to the daemon with its sockets in `directory`. Errors with `Unavailable` or, after `deadline`, `Timeout`;
 /// with `Invalid` if the directory or the daemon belongs to somebody else.
-pub async fn connect(directory: &Path, deadline: Duration) -> Result<Rpc> {
-    let path = &trust::socket(directory, RPC_SOCKET)?;
-    let unavailable = |error: io::Error| unreachable(ErrorKind::Unavailable, path, error);
-    let attempt = async {
-        let stream = UnixStream::connect(path).await.map_err(unavailable)?;
-        trust::peer(stream.peer_cred().map_err(unavailable)?.uid())?;
-        handshake(stream).await.map_err(|error| closed(path, root_cause(&error)))
-    };
-    let attempted = tokio::time::timeout(deadline, attempt).await;
-    let channel = attempted.unwrap_or_else(|elapsed| Err(unreachable(ErrorKind::Timeout, path, elapsed)))?;
-    let rpc = ForebayClient::new(channel);
-    Ok(rpc.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
+///
+/// In a box, so that HTTP/2 is compiled here once, and not in each crate that connects.
+pub fn connect(directory: &Path, deadline: Duration) -> Pin<Box<dyn Future<Output = Result<Rpc>> + Send + '_>> {
+    Box::pin(async move {
+        let path = &trust::socket(directory, RPC_SOCKET)?;
+        let unavailable = |error: io::Error| unreachable(ErrorKind::Unavailable, path, error);
+        let attempt = async {
+            let stream = UnixStream::connect(path).await.map_err(unavailable)?;
+            trust::peer(stream.peer_cred().map_err(unavailable)?.uid())?;
+            handshake(stream).await.map_err(|error| closed(path, root_cause(&error)))
+        };
+        let attempted = tokio::time::timeout(deadline, attempt).await;
+        let channel = attempted.unwrap_or_else(|elapsed| Err(unreachable(ErrorKind::Timeout, path, elapsed)))?;
+        let rpc = ForebayClient::new(channel);
+        Ok(rpc.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
+    })
 }
 
 async fn handshake(stream: UnixStream) -> std::result::Result<Channel, tonic::transport::Error> {
