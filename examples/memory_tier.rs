@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockKey, ErrorKind, SlotId};
 use forebay_io::conformance::{self, SLOT_BYTES, SLOTS};
 use forebay_io::uring::Region;
@@ -31,11 +31,11 @@ impl MemoryTier {
         let slot = op.slot.map(|(slot, _)| slot);
         match (op.kind, slot) {
             (OpKind::Store, Some(slot)) => self.store(op, slot),
-            (OpKind::Load { .. }, Some(slot)) => self.load(op, slot),
-            (OpKind::Store | OpKind::Load { .. }, None) => Outcome::Failed(ErrorKind::Invalid),
-            (OpKind::Remove { .. }, _) if self.blocks.remove(&op.key).is_some() => Outcome::Removed,
-            (OpKind::Exists, _) if self.blocks.contains_key(&op.key) => Outcome::Found(Location::default()),
-            (OpKind::Remove { .. } | OpKind::Exists, _) => Outcome::Absent,
+            (OpKind::Load, Some(slot)) => self.load(op, slot),
+            (OpKind::Store | OpKind::Load, None) => Outcome::Failed(ErrorKind::Invalid),
+            (OpKind::Remove, _) if self.blocks.remove(&op.key).is_some() => Outcome::Removed,
+            (OpKind::Exists, _) if self.blocks.contains_key(&op.key) => Outcome::Found,
+            (OpKind::Remove | OpKind::Exists, _) => Outcome::Absent,
             (OpKind::Touch { .. }, _) => Outcome::Failed(ErrorKind::Unsupported),
         }
     }
@@ -44,7 +44,7 @@ impl MemoryTier {
         let mut bytes = vec![0; op.length_bytes as usize];
         self.pool.read(slot.offset(), &mut bytes);
         self.blocks.insert(op.key, (bytes, op.checksum));
-        Outcome::Stored(Location::default())
+        Outcome::Stored
     }
 
     /// Writes to the slot only what is known to be the block.

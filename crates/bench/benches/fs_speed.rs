@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, SlotId};
 use forebay_io::fs::{Fs, FsConfig};
 use forebay_io::uring::Region;
@@ -70,7 +70,7 @@ fn bench(
             FsConfig { streams: threads, buffers: threads, io_direct, ..FsConfig::new(vec![tier_home.clone()]) };
         let mut tier = Fs::open(&config, pool.clone())?;
         let store = |id| operation(id, OpKind::Store, size_bytes, sum);
-        let load = |id| operation(id, OpKind::Load { at: Location::default() }, size_bytes, sum);
+        let load = |id| operation(id, OpKind::Load, size_bytes, sum);
         let bytes = size_bytes * blocks;
         let tier_store = sample(bytes, || run(&mut tier, (0..blocks).map(store).collect()));
         let plain_store = sample(bytes, || each(threads, blocks, |number| plain_write(&plain_home, number, &block)));
@@ -112,7 +112,7 @@ fn run(tier: &mut Fs, mut ops: Vec<Operation>) {
         let mut watched = [rustix::event::PollFd::from_borrowed_fd(tier.wake_fd(), rustix::event::PollFlags::IN)];
         let _ = rustix::event::poll(&mut watched, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 10_000_000 }));
         tier.poll(&mut completions);
-        let is_good = |done: &Completion| matches!(done.outcome, Outcome::Stored(_) | Outcome::Loaded { .. });
+        let is_good = |done: &Completion| matches!(done.outcome, Outcome::Stored | Outcome::Loaded { .. });
         assert!(completions.iter().all(is_good), "{completions:?}");
         done += completions.drain(..).count();
         assert!(begun.elapsed() < PATIENCE, "{done} of {} done", ops.len());

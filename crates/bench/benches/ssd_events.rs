@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::Limits;
 use forebay_core::{BlockHash, BlockKey, Config, Core, Generation, NamespaceId, PAGE_BYTES, SlotId};
 use forebay_io::ssd::{Medium, STAGING_BYTES, Ssd, SsdConfig};
@@ -44,7 +44,7 @@ fn tier(blocks: u64, namespaces: u64) -> Result<(), Box<dyn Error>> {
     bench.run("store", OpKind::Store, (0..blocks).map(|number| bench_key(number, namespaces)));
     let each = (resident_bytes() - before) as f64 / bench.ssd.report()[0].blocks as f64;
     println!("memory below the pool without the core's: {each:.0} bytes a block");
-    let load = OpKind::Load { at: Location::default() };
+    let load = OpKind::Load;
     bench.run("load", load, (0..blocks / 8).map(|number| bench_key(number * 8, namespaces)));
     bench.run("store over old", OpKind::Store, (blocks..blocks / 4 * 5).map(|number| bench_key(number, namespaces)));
 
@@ -56,7 +56,7 @@ fn tier(blocks: u64, namespaces: u64) -> Result<(), Box<dyn Error>> {
         let begun = Instant::now();
         let keys = bench.walk(|key| is_wanted.contains(&key.namespace.0));
         let count = keys.len();
-        bench.run(&format!("remove {what}"), OpKind::Remove { at: Location::default() }, keys.into_iter());
+        bench.run(&format!("remove {what}"), OpKind::Remove, keys.into_iter());
         assert!(bench.walk(|key| is_wanted.contains(&key.namespace.0)).is_empty(), "some blocks stayed");
         let seconds = begun.elapsed().as_secs_f64();
         println!("purge of {what}: {count} of {there} blocks in {seconds:.2} s");

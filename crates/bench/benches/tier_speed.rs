@@ -13,7 +13,7 @@ use forebay_core::decorate::{self, Attempts, Rules, Stack, Timed};
 use forebay_core::key::BlockHash;
 use forebay_core::layout::{Attention, GroupLayout, Layout};
 use forebay_core::lookup::Answer;
-use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::{Limits, TierId};
 use forebay_core::{BlockId, BlockKey, Config, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex};
 
@@ -102,7 +102,7 @@ fn run(core: &mut Core, tier: TierId, ns: NamespaceIndex, first: u64, times: &mu
         if stores.is_empty() {
             break;
         }
-        stores.into_iter().for_each(|block| _ = core.written_back(tier, block, Outcome::Stored(Location(0, 0))));
+        stores.into_iter().for_each(|block| _ = core.written_back(tier, block, Outcome::Stored));
     }
 }
 
@@ -150,7 +150,7 @@ fn rules() -> f64 {
         let batch: [Operation; BATCH] = std::array::from_fn(|at| {
             let n = turn * BATCH as u64 + at as u64;
             // Half of them have a deadline.
-            let kind = if n.is_multiple_of(2) { OpKind::Load { at: Location(0, 0) } } else { OpKind::Store };
+            let kind = if n.is_multiple_of(2) { OpKind::Load } else { OpKind::Store };
             Operation {
                 id: OpId(n),
                 kind,

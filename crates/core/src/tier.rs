@@ -15,10 +15,6 @@ use crate::key::{BlockKey, Generation, SlotId};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct OpId(pub u64);
 
-/// Where a tier keeps a block, in words of its own.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Location(pub u64, pub u64);
-
 /// A position in prompts: all tokens up to the last one of a block. Blocks of several groups that end there have the
 /// same one. It is a digest, which means something as long as the process lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,13 +39,10 @@ pub struct Lineage {
 /// What a tier is asked to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpKind {
-    /// Pool slot to tier. Completes with the location and the checksum unchanged.
+    /// Pool slot to tier.
     Store,
     /// Tier to pool slot.
-    Load {
-        /// Where the block lies, if it is known. The daemon does not keep it: each of its tiers goes by the key.
-        at: Location,
-    },
+    Load,
     /// Is the key there? For tiers whose truth is elsewhere.
     Exists,
     /// The block was used elsewhere: keep it as if it had been loaded now. Completes as `Exists` does.
@@ -58,10 +51,7 @@ pub enum OpKind {
         fresh_seconds: u32,
     },
     /// Forget the key.
-    Remove {
-        /// As for `Load`.
-        at: Location,
-    },
+    Remove,
 }
 
 /// One request to a tier, about one block.
@@ -87,8 +77,8 @@ pub struct Operation {
 /// How an operation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// A `Store` is done; the block lies there.
-    Stored(Location),
+    /// A `Store` is done.
+    Stored,
     /// A `Load` is done: the slot holds what was stored.
     Loaded {
         /// Bytes of the block, as the tier knows them.
@@ -97,7 +87,7 @@ pub enum Outcome {
         checksum: u64,
     },
     /// `Exists`, `Touch`: the block is there.
-    Found(Location),
+    Found,
     /// The block is not there, and that is no failure.
     Absent,
     /// A `Remove` is done.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::{At, ENGINE, Rig, SMALL, layout};
 use forebay_core::decorate::{self, Attempts, Faults, Rates, Rules, Stack, Timed};
 use forebay_core::lookup::{STATE_NOT_YET, STATE_READY};
-use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::{Admission, Limits, TierId};
 use forebay_core::{BlockId, BlockKey, Core, Effect, NamespaceIndex, SlotId};
 
@@ -53,9 +53,9 @@ impl Tier for MemoryTier {
             let outcome = match (op.kind, slot) {
                 (OpKind::Store, Some(slot)) => {
                     self.blocks.insert(op.key, self.slots[&slot]);
-                    Outcome::Stored(Location(0, 0))
+                    Outcome::Stored
                 }
-                (OpKind::Load { .. }, Some(slot)) => match self.blocks.get(&op.key) {
+                (OpKind::Load, Some(slot)) => match self.blocks.get(&op.key) {
                     Some(bytes) => {
                         self.slots.insert(slot, *bytes);
                         Outcome::Loaded { length_bytes: SMALL, checksum: *bytes }
@@ -194,7 +194,7 @@ impl World {
         let (block, at, kind, under) = match effect {
             Effect::Promote { block, slot, generation, .. } => {
                 let at = (slot, generation);
-                (block, at, OpKind::Load { at: Location(0, 0) }, Under::Load(block, at))
+                (block, at, OpKind::Load, Under::Load(block, at))
             }
             Effect::WriteBack { block, slot, generation, .. } => {
                 (block, (slot, generation), OpKind::Store, Under::Store(block))

@@ -7,7 +7,7 @@ use forebay_core::hints::HintId;
 use forebay_core::layout::{Attention, Layout};
 use forebay_core::lookup::{STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
-use forebay_core::tier::{Location, Outcome};
+use forebay_core::tier::Outcome;
 use forebay_core::tiers::{Admission, Limits, Probe, TierId};
 use forebay_core::{BlockId, BlockKey, Config, Effect, ErrorKind, Generation, Instance, NamespaceId, NamespaceIndex};
 
@@ -359,7 +359,7 @@ fn shared_stores_are_asked_ahead_a_few_keys_first_and_more_as_they_have_them() {
     for _ in 0..10 {
         probes.drain(..).for_each(|probe| {
             let is_there = probe.key.hash.as_bytes()[0] < 30;
-            rig.core.probe_done(&probe, if is_there { Outcome::Found(Location(0, 0)) } else { Outcome::Absent });
+            rig.core.probe_done(&probe, if is_there { Outcome::Found } else { Outcome::Absent });
         });
         rig.step_to_the_end();
         load_all(&mut rig);

@@ -5,14 +5,14 @@ mod common;
 use common::{ENGINE, Rig, SMALL, hash, layout};
 use forebay_core::lookup::{STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
-use forebay_core::tier::{Location, Outcome};
+use forebay_core::tier::Outcome;
 use forebay_core::tiers::{Admission, Limits, Probe, TierId};
 use forebay_core::{BlockKey, Effect, ErrorKind, NamespaceId, NamespaceIndex};
 
 const DISK: TierId = TierId(0);
 const NEAR: TierId = TierId(1);
 const FAR: TierId = TierId(2);
-const FOUND: Outcome = Outcome::Found(Location(0, 0));
+const FOUND: Outcome = Outcome::Found;
 const ABSENT: Outcome = Outcome::Absent;
 
 /// A disk of its own and two shared stores.
@@ -190,7 +190,7 @@ fn what_is_stored_there_is_not_kept_in_memory() {
     let stores: Vec<_> = rig.effects().into_iter().filter_map(store).collect();
     assert_eq!(stores.iter().map(|(tier, _)| *tier).collect::<Vec<_>>(), [NEAR, FAR]);
     for (tier, block) in stores {
-        assert!(rig.core.written_back(tier, block, Outcome::Stored(Location(0, 0))));
+        assert!(rig.core.written_back(tier, block, Outcome::Stored));
         assert_eq!((rig.core.tier_report(tier).blocks, rig.core.tier_report(tier).stats.stored), (0, 1));
     }
     assert_eq!(rig.core.tier_heap_bytes(), before);

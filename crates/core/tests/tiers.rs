@@ -8,7 +8,7 @@ use common::{ENGINE, Rig, SMALL, UNIT_BYTES, hash, layout};
 use forebay_core::lookup::{LeaseId, SOURCE_DISK, SOURCE_POOL, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::store::CommitOutcome;
-use forebay_core::tier::{Location, Outcome};
+use forebay_core::tier::Outcome;
 use forebay_core::tiers::{Admission, Limits, TRANSFERS, TierId};
 use forebay_core::{
     BlockId, BlockKey, Config, Core, Effect, ErrorKind, Generation, Instance, NamespaceId, NamespaceIndex, SlotId,
@@ -57,7 +57,7 @@ fn write_all(rig: &mut Rig) -> Vec<BlockKey> {
     while !started.is_empty() {
         for block in started {
             written.push(rig.core.block_key(block));
-            assert!(rig.core.written_back(TIER, block, Outcome::Stored(Location(0, 0))));
+            assert!(rig.core.written_back(TIER, block, Outcome::Stored));
         }
         started = stores(rig);
     }
@@ -130,7 +130,7 @@ fn a_waiting_lookup_finds_nothing_new_before_something_has_ended() {
                 1 if !running.is_empty() => rig.core.give_up(running[0].0, running[0].2),
                 2 if !probes.is_empty() => {
                     let found = random >> 40 & 1 == 0;
-                    let outcome = if found { Outcome::Found(Location(9, 0)) } else { Outcome::Absent };
+                    let outcome = if found { Outcome::Found } else { Outcome::Absent };
                     rig.core.probe_done(&probes.swap_remove(0), outcome);
                 }
                 3 => drop(rig.store(ns, None, &[200 + (random >> 50)])),
@@ -452,7 +452,7 @@ fn a_block_that_is_being_written_is_not_evicted_and_one_that_waits_may_be() {
     let [first] = stores(&mut rig)[..] else { panic!("one at a time") };
     (100..140).for_each(|key| assert_eq!(rig.store(ns, None, &[key]), 1, "eviction goes on"));
     assert!(rig.is_resident(ns, 0) && !rig.is_resident(ns, 1));
-    assert!(rig.core.written_back(TIER, first, Outcome::Stored(Location(0, 0))));
+    assert!(rig.core.written_back(TIER, first, Outcome::Stored));
     assert!(!write_all(&mut rig).contains(&key(1)));
     assert!(rig.core.tier_report(TIER).stats.dropped_gone > 0);
     rig.audit();
@@ -524,7 +524,7 @@ fn take_stores(rig: &mut Rig, fast: &mut Vec<BlockId>, slow: &mut Vec<BlockId>) 
 }
 
 fn stored() -> Outcome {
-    Outcome::Stored(Location(0, 0))
+    Outcome::Stored
 }
 
 /// A tier of several disks keeps neighbours together.
@@ -676,8 +676,7 @@ fn a_purged_namespace_is_gone_below_at_once_and_for_good() {
     assert_eq!(rig.reason(new, 0, 51), Some(MissReason::NeverSeen));
     rig.step_to_the_end();
     assert!(!rig.core.promoted(loading, generation, whole()));
-    let kept =
-        writing.iter().filter(|block| rig.core.written_back(TIER, **block, Outcome::Stored(Location(0, 0)))).count();
+    let kept = writing.iter().filter(|block| rig.core.written_back(TIER, **block, Outcome::Stored)).count();
     assert_eq!(kept, 0, "what was being written is to be removed");
     // Stored anew meanwhile: not written before the tier is empty.
     rig.store(new, None, &[0]);

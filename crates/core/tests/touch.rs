@@ -4,12 +4,12 @@ mod common;
 
 use common::{ENGINE, Rig, SMALL, hash, layout};
 use forebay_core::store::CommitOutcome;
-use forebay_core::tier::{Location, Outcome};
+use forebay_core::tier::Outcome;
 use forebay_core::tiers::{Admission, Limits, TierId, TierStats, Touching};
 use forebay_core::{BlockId, Effect, ErrorKind, Generation, NamespaceIndex};
 
 const STORE: TierId = TierId(0);
-const FOUND: Outcome = Outcome::Found(Location(0, 0));
+const FOUND: Outcome = Outcome::Found;
 const GONE: Outcome = Outcome::Absent;
 
 type Touch = (BlockId, Generation, u8);
@@ -38,7 +38,7 @@ fn follow(rig: &mut Rig) -> (usize, Vec<Touch>) {
         for effect in effects {
             match effect {
                 Effect::WriteBack { tier, block, .. } => {
-                    rig.core.written_back(tier, block, Outcome::Stored(Location(0, 0)));
+                    rig.core.written_back(tier, block, Outcome::Stored);
                     stored += 1;
                 }
                 Effect::Touch { tier, age, block, generation } => {
@@ -208,7 +208,7 @@ fn a_block_that_waits_to_be_written_is_not_touched() {
     assert_eq!(hit(&mut rig, ns, &[0]), (0, vec![]), "its store has not ended");
     let write = |effect: &Effect| if let Effect::WriteBack { block, .. } = effect { Some(*block) } else { None };
     let block = effects.iter().find_map(write).expect("it is written");
-    rig.core.written_back(STORE, block, Outcome::Stored(Location(0, 0)));
+    rig.core.written_back(STORE, block, Outcome::Stored);
     rig.core.expire_skips();
     assert_eq!(hit(&mut rig, ns, &[0]).1.len(), 1);
 }

@@ -29,9 +29,9 @@ impl Transfers {
             return;
         }
         let direction = |op: &Operation| match op.kind {
-            OpKind::Load { .. } => Some("load"),
+            OpKind::Load => Some("load"),
             OpKind::Store => Some("store"),
-            OpKind::Exists | OpKind::Remove { .. } | OpKind::Touch { .. } => None,
+            OpKind::Exists | OpKind::Remove | OpKind::Touch { .. } => None,
         };
         for wanted in ["load", "store"] {
             let members: Vec<&Operation> = taken.iter().filter(|op| direction(op) == Some(wanted)).collect();
@@ -52,7 +52,7 @@ impl Transfers {
             let Some(transfer) = self.under_way.get_mut(&task) else { continue };
             transfer.left -= 1;
             match outcome {
-                Outcome::Loaded { .. } | Outcome::Stored(_) => {
+                Outcome::Loaded { .. } | Outcome::Stored => {
                     transfer.count += 1;
                     transfer.bytes += bytes;
                 }

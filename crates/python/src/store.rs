@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use forebay_core::checksum::checksum;
 use forebay_core::decorate::{Attempts, Limits, Rules, Stack, Timed};
 use forebay_core::namespace::Descriptor;
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 use forebay_io::StoreReport;
 use forebay_io::uring::Region;
@@ -133,7 +133,7 @@ impl StoreEngine {
         buffers: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let pinned = buffers.iter().map(Pinned::to_write).collect::<PyResult<Vec<_>>>()?;
-        self.begin(py, OpKind::Load { at: Location::default() }, group, hashes, Some(pinned))
+        self.begin(py, OpKind::Load, group, hashes, Some(pinned))
     }
 
     /// Looks up each hash. Returns the batch's number.
@@ -325,9 +325,9 @@ fn refusal(outcome: &str, stores: &[StoreReport]) -> Error {
 
 fn name(outcome: Outcome) -> &'static str {
     match outcome {
-        Outcome::Stored(_) => "stored",
+        Outcome::Stored => "stored",
         Outcome::Loaded { .. } => "loaded",
-        Outcome::Found(_) => "found",
+        Outcome::Found => "found",
         Outcome::Absent => "absent",
         Outcome::Removed => "removed",
         Outcome::Failed(kind) => kind_name(kind),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use forebay_core::layout::{Attention, GroupLayout, Layout};
 use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
-use forebay_core::tier::{Location, Outcome as Ended};
+use forebay_core::tier::Outcome as Ended;
 use forebay_core::tiers::{Admission, Limits, Probe, TierId, Touching};
 use forebay_core::{BlockHash, BlockKey, Config, Core, Effect, Instance, NamespaceId, NamespaceIndex, PAGE_BYTES};
 
@@ -294,7 +294,7 @@ impl Host {
         match effect {
             Effect::WriteBack { tier, block, .. } => {
                 store.insert(&self.core.block_key(block));
-                self.core.written_back(tier, block, Ended::Stored(Location::default()));
+                self.core.written_back(tier, block, Ended::Stored);
             }
             Effect::Promote { block, generation, .. } => {
                 let (key, length_bytes) = (self.core.block_key(block), self.core.block_length_bytes(block));
@@ -315,7 +315,7 @@ impl Host {
     }
 }
 
-const FOUND: Ended = Ended::Found(Location(0, 0));
+const FOUND: Ended = Ended::Found;
 
 fn key(hash: &[u8; 16]) -> BlockKey {
     BlockKey { namespace: NAMESPACE, group: 0, hash: BlockHash::new(hash).expect("16 bytes are a hash") }

@@ -23,7 +23,7 @@ impl Deadline {
 
     /// The tier took the operation.
     pub fn begin(&mut self, op: &Operation, now: Duration) {
-        if matches!(op.kind, OpKind::Load { .. } | OpKind::Exists | OpKind::Touch { .. }) {
+        if matches!(op.kind, OpKind::Load | OpKind::Exists | OpKind::Touch { .. }) {
             self.due.push_back((now + self.limit, op.id));
         }
     }
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn a_question_is_late_too() {
         let mut tier = deadline();
-        tier.submit(&[op(1, OpKind::Exists), op(2, OpKind::Remove { at: Default::default() })]);
+        tier.submit(&[op(1, OpKind::Exists), op(2, OpKind::Remove)]);
         assert_eq!(late(&mut tier, 100), [1]);
     }
 

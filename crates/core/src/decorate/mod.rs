@@ -101,7 +101,7 @@ pub(crate) mod testing {
         Operation { id: OpId(id), kind, key, slot: None, length_bytes: 4096, checksum: 0, lineage: None }
     }
 
-    pub const LOAD: OpKind = OpKind::Load { at: Location(0, 0) };
+    pub const LOAD: OpKind = OpKind::Load;
 
     pub fn done(id: u64, outcome: Outcome) -> Completion {
         Completion { id: OpId(id), outcome }

@@ -225,7 +225,7 @@ impl<T: Timed> Timed for Stack<T> {
 mod tests {
     use super::super::testing::{LOAD, Told, bare, done, op, polled, stack};
     use super::*;
-    use crate::tier::{Location, OpKind};
+    use crate::tier::OpKind;
 
     const IO: Outcome = Outcome::Failed(ErrorKind::Io);
     const MS: Duration = Duration::from_millis(1);
@@ -251,8 +251,7 @@ mod tests {
         assert_eq!(tier.submit(&batch[3..]), 1);
         tier.advance(3 * MS);
         let loaded = Outcome::Loaded { length_bytes: 4096, checksum: 0 };
-        tier.tier_mut().completions =
-            vec![done(1, loaded), done(2, Outcome::Absent), done(4, Outcome::Stored(Location(0, 0)))];
+        tier.tier_mut().completions = vec![done(1, loaded), done(2, Outcome::Absent), done(4, Outcome::Stored)];
         polled(&mut tier);
         assert_eq!(tier.in_flight.len(), 1);
         tier.tier_mut().completions = vec![done(3, IO)];

@@ -53,7 +53,7 @@ impl Stats {
             Outcome::Failed(_) => counts.failed += 1,
             _ => {
                 counts.done += 1;
-                if matches!(op.kind, OpKind::Load { .. } | OpKind::Store) {
+                if matches!(op.kind, OpKind::Load | OpKind::Store) {
                     counts.done_bytes += op.length_bytes;
                 }
                 counts.time.record(time.as_micros() as u64);
@@ -64,10 +64,10 @@ impl Stats {
 
 fn number(kind: OpKind) -> usize {
     match kind {
-        OpKind::Load { .. } => 0,
+        OpKind::Load => 0,
         OpKind::Store => 1,
         OpKind::Exists => 2,
-        OpKind::Remove { .. } => 3,
+        OpKind::Remove => 3,
         OpKind::Touch { .. } => 4,
     }
 }

@@ -97,9 +97,9 @@ impl Throttle {
 
     fn budget(&mut self, kind: OpKind) -> Option<&mut Budget> {
         match kind {
-            OpKind::Load { .. } => Some(&mut self.loads),
+            OpKind::Load => Some(&mut self.loads),
             OpKind::Store => Some(&mut self.stores),
-            OpKind::Exists | OpKind::Remove { .. } | OpKind::Touch { .. } => None,
+            OpKind::Exists | OpKind::Remove | OpKind::Touch { .. } => None,
         }
     }
 

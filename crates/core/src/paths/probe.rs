@@ -52,7 +52,7 @@ impl Core {
     pub fn probe_done(&mut self, probe: &Probe, outcome: Outcome) {
         let key = self.tiers.key_of(&probe.key);
         let is_found = match outcome {
-            Outcome::Found(_) => Some(true),
+            Outcome::Found => Some(true),
             Outcome::Failed(_) => None,
             _ => Some(false),
         };

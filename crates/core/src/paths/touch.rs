@@ -52,7 +52,7 @@ impl Core {
     pub fn touched(&mut self, tier: TierId, block: BlockId, generation: Generation, age: u8, outcome: Outcome) {
         let is_gone = outcome == Outcome::Absent;
         let Some(marks) = self.tiers.marks_mut(tier) else { return };
-        if is_gone || matches!(outcome, Outcome::Found(_)) {
+        if is_gone || matches!(outcome, Outcome::Found) {
             marks.touched(age, !is_gone);
         }
         // One that waits was seen to be gone before, by another touch or load.

@@ -70,7 +70,7 @@ impl Core {
         self.tiers.end_write_back(tier, bytes);
         self.tiers.confirm(tier, block);
         let is_kept = match outcome {
-            Outcome::Stored(_) if self.is_current(block) => {
+            Outcome::Stored if self.is_current(block) => {
                 let stats = self.tiers.stats_mut(tier);
                 stats.stored += 1;
                 stats.stored_bytes += bytes;
@@ -79,7 +79,7 @@ impl Core {
                 }
                 true
             }
-            Outcome::Stored(_) => false,
+            Outcome::Stored => false,
             _ => {
                 self.tiers.stats_mut(tier).failed_stores += 1;
                 self.slots.remove_tier(block, tier.bit());

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_core::tier::{Location, Outcome};
+use forebay_core::tier::Outcome;
 use forebay_core::tiers::{Admission, Limits, TRANSFERS, TierId};
 use forebay_core::{BlockId, BlockKey, Core, Effect, ErrorKind, Generation, NamespaceId, NamespaceIndex, SlotId};
 
@@ -200,7 +200,7 @@ impl Tiers {
         }
         let store = self.stores.remove(which as usize % self.stores.len());
         let key = wire(&store.key);
-        let outcome = if is_written { Outcome::Stored(Location(1, 2)) } else { Outcome::Failed(ErrorKind::Full) };
+        let outcome = if is_written { Outcome::Stored } else { Outcome::Failed(ErrorKind::Full) };
         let is_kept = core.written_back(TIER, store.block, outcome);
         let is_current = shorts[store.key.namespace as usize] == Some(store.key.short);
         let expected = !is_written || is_current && !self.purging.contains(&key.namespace);

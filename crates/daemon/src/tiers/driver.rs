@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use forebay_core::decorate::{self, Attempts, Rules, Stack, Timed};
-use forebay_core::tier::{Completion, Health, Lineage, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, Health, Lineage, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::{Limits, Probe, TierId, Touching};
 use forebay_core::{BlockId, BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
 use forebay_io::Seldom;
@@ -185,7 +185,7 @@ impl Driver {
         let op = Operation {
             slot: Some((slot, generation)),
             length_bytes: core.block_length_bytes(block),
-            ..self.operation(under, OpKind::Load { at: Location::default() }, key)
+            ..self.operation(under, OpKind::Load, key)
         };
         let now = self.now();
         let queue = if core.is_prefetch(block) { &mut self.prefetches } else { &mut self.loads };
@@ -231,7 +231,7 @@ impl Driver {
     /// A tier that cuts blocks removes all parts of one whose length it is told; 0 if it is not known.
     pub(super) fn remove(&mut self, key: BlockKey, length_bytes: u64) {
         self.purges.removing += 1;
-        let kind = OpKind::Remove { at: Location::default() };
+        let kind = OpKind::Remove;
         let op = Operation { length_bytes, ..self.operation(Under::Remove { key }, kind, key) };
         self.removals.push(op, self.now());
     }
@@ -402,7 +402,7 @@ impl Driver {
         }
         match under {
             // A late one was answered for already, but is welcome all the same.
-            Under::Exists { is_late: true, .. } if !matches!(outcome, Outcome::Found(_)) => {}
+            Under::Exists { is_late: true, .. } if !matches!(outcome, Outcome::Found) => {}
             Under::Exists { probe, .. } => core.probe_done(&probe, outcome),
             Under::Load { block, slot, generation } => {
                 if outcome == Outcome::Failed(ErrorKind::Corrupt) {

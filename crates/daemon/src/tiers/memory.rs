@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay_core::checksum::checksum;
 use forebay_core::decorate::Timed;
-use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, ErrorKind, NamespaceId, Result, SlotId};
 use forebay_io::header::Sealing;
@@ -96,11 +96,11 @@ impl Memory {
     fn run(&mut self, op: &Operation) -> Outcome {
         match (op.kind, op.slot) {
             (OpKind::Store, Some((slot, _))) => self.store(op, slot),
-            (OpKind::Load { .. }, Some((slot, _))) => self.load(op, slot),
-            (OpKind::Store | OpKind::Load { .. }, None) => Outcome::Failed(ErrorKind::Invalid),
-            (OpKind::Remove { .. }, _) if self.remove(&op.key) => Outcome::Removed,
-            (OpKind::Exists, _) if self.blocks.contains_key(&op.key) => Outcome::Found(Location::default()),
-            (OpKind::Remove { .. } | OpKind::Exists, _) => Outcome::Absent,
+            (OpKind::Load, Some((slot, _))) => self.load(op, slot),
+            (OpKind::Store | OpKind::Load, None) => Outcome::Failed(ErrorKind::Invalid),
+            (OpKind::Remove, _) if self.remove(&op.key) => Outcome::Removed,
+            (OpKind::Exists, _) if self.blocks.contains_key(&op.key) => Outcome::Found,
+            (OpKind::Remove | OpKind::Exists, _) => Outcome::Absent,
             (OpKind::Touch { .. }, _) => Outcome::Failed(ErrorKind::Unsupported),
         }
     }
@@ -121,7 +121,7 @@ impl Memory {
         self.used_bytes += op.length_bytes;
         self.blocks.insert(op.key, (bytes, op.checksum));
         self.order.push_back(op.key);
-        Outcome::Stored(Location::default())
+        Outcome::Stored
     }
 
     /// Writes to the slot only what is known to be the block.

@@ -18,7 +18,7 @@ use forebay_core::lookup::{Answer, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READ
 use forebay_core::miss::MissReason;
 use forebay_core::policy::Make;
 use forebay_core::store::CommitOutcome;
-use forebay_core::tier::{Location, Outcome as Ended};
+use forebay_core::tier::Outcome as Ended;
 use forebay_core::tiers::{Admission, Limits, TierId};
 use forebay_core::{
     BlockHash, BlockId, BlockKey, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId,
@@ -299,7 +299,7 @@ impl Rehearsal {
     fn write(&mut self, tier: TierId, block: BlockId) {
         let (_, disk) = self.disk.as_mut().expect("only a tier is written to");
         disk.write(&self.core.block_key(block));
-        let is_kept = self.core.written_back(tier, block, Ended::Stored(Location::default()));
+        let is_kept = self.core.written_back(tier, block, Ended::Stored);
         assert!(is_kept, "nothing is purged here");
         while disk.is_over() {
             disk.reclaim().iter().for_each(|key| self.core.tier_evicted(tier, key));

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, ErrorKind, Generation, NamespaceId, PAGE_BYTES, SlotId};
 
 use crate::uring::Region;
@@ -76,7 +76,7 @@ fn what_was_stored_comes_back_byte_for_byte(suite: &mut Suite) {
         suite.verify(number, length_bytes, 40);
         let find = suite.find(number);
         let found = suite.run(&[find])[0];
-        assert!(matches!(found, Outcome::Found(_)), "a stored block is found, not {found:?}");
+        assert!(matches!(found, Outcome::Found), "a stored block is found, not {found:?}");
     }
 }
 
@@ -183,11 +183,11 @@ fn a_touched_block_stays_as_it_is_and_an_absent_one_is_absent(suite: &mut Suite,
         suite.store_all(&[(number, length_bytes)]);
         let touch = suite.touch(number, length_bytes);
         let touched = suite.run(&[touch])[0];
-        assert!(matches!(touched, Outcome::Found(_)), "a stored block is there when it is touched, not {touched:?}");
+        assert!(matches!(touched, Outcome::Found), "a stored block is there when it is touched, not {touched:?}");
         suite.verify(number, length_bytes, 41);
     }
     let touches: Vec<Operation> = (0..500).map(|i| suite.touch(i % 8, LENGTHS[i as usize % 8])).collect();
-    let is_found = |outcome: &Outcome| matches!(outcome, Outcome::Found(_));
+    let is_found = |outcome: &Outcome| matches!(outcome, Outcome::Found);
     assert!(suite.run(&touches).iter().all(is_found), "however often it is touched");
     if capabilities.can_remove {
         let (remove, touch) = (suite.remove(2), suite.touch(2, LENGTHS[2]));
@@ -246,7 +246,7 @@ impl<'a> Suite<'a> {
     }
 
     fn load(&mut self, number: u64, slot: u64, length_bytes: u64) -> Operation {
-        let op = self.operation(OpKind::Load { at: Location::default() }, number);
+        let op = self.operation(OpKind::Load, number);
         Operation { slot: Some((slot_id(slot), Generation(1))), length_bytes, ..op }
     }
 
@@ -259,7 +259,7 @@ impl<'a> Suite<'a> {
     }
 
     fn remove(&mut self, number: u64) -> Operation {
-        self.operation(OpKind::Remove { at: Location::default() }, number)
+        self.operation(OpKind::Remove, number)
     }
 
     /// Stores blocks from slots that it fills for them, at most as many at once as there are slots.
@@ -274,7 +274,7 @@ impl<'a> Suite<'a> {
                 stores.push(Operation { slot, length_bytes: *length_bytes, checksum: checksum(&bytes), ..op });
             }
             for outcome in self.run(&stores) {
-                assert!(matches!(outcome, Outcome::Stored(_)), "a block that fits is stored, not {outcome:?}");
+                assert!(matches!(outcome, Outcome::Stored), "a block that fits is stored, not {outcome:?}");
             }
         }
     }

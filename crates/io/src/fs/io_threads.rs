@@ -45,8 +45,8 @@ pub(super) enum Queue {
 impl Queue {
     pub fn of(kind: OpKind) -> Queue {
         match kind {
-            OpKind::Load { .. } => Queue::Loads,
-            OpKind::Exists | OpKind::Remove { .. } | OpKind::Touch { .. } => Queue::Finds,
+            OpKind::Load => Queue::Loads,
+            OpKind::Exists | OpKind::Remove | OpKind::Touch { .. } => Queue::Finds,
             OpKind::Store => Queue::Stores,
         }
     }

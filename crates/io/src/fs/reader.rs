@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 
 use forebay_core::ErrorKind;
-use forebay_core::tier::{Location, Operation, Outcome};
+use forebay_core::tier::{Operation, Outcome};
 use rustix::fs::{Advice, FileType, OFlags, Stat, fadvise, fstat};
 use rustix::io::Errno;
 
@@ -31,7 +31,7 @@ const NOTE_USE_EVERY: Duration = Duration::from_secs(60);
 pub(super) fn find(directory: &Directory, visit: &mut Visit, op: &Operation) -> Outcome {
     let path = layout::object(&op.key, directory.is_sharded);
     match visit.read(directory, |root| root.about(&path)) {
-        Ok(about) if is_object_length(about.st_size as u64) => Outcome::Found(Location::default()),
+        Ok(about) if is_object_length(about.st_size as u64) => Outcome::Found,
         Ok(_) => Outcome::Absent,
         Err(error) => not_read(error),
     }
@@ -51,7 +51,7 @@ pub(super) fn note(directory: &Directory, visit: &mut Visit, op: &Operation, fre
     });
     match noted {
         // Another user's object may not allow this: it then counts as last used when it was stored.
-        Ok(true) | Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => Outcome::Found(Location::default()),
+        Ok(true) | Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => Outcome::Found,
         Ok(false) => Outcome::Absent,
         Err(error) => not_read(error),
     }
@@ -213,10 +213,10 @@ mod tests {
         let store =
             Operation { id, kind: OpKind::Store, key, slot, length_bytes: LENGTH, checksum: sum, lineage: None };
         let (outcome, _) = writer::store(&directory, &mut buffer, &store, &SlotGuard::default());
-        assert!(matches!(outcome, Outcome::Stored(_)), "{outcome:?}");
+        assert!(matches!(outcome, Outcome::Stored), "{outcome:?}");
 
         pool.write(0, &[0x77; 8192]);
-        let load_op = Operation { kind: OpKind::Load { at: Location::default() }, ..store };
+        let load_op = Operation { kind: OpKind::Load, ..store };
         let guard = SlotGuard::default();
         assert!(guard.give_up() && !guard.give_up());
         assert_eq!(

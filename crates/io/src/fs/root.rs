@@ -250,11 +250,11 @@ impl Root {
 
     /// Why an operation is refused at once.
     fn refusal(&self, op: &Operation) -> Option<ErrorKind> {
-        let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove { .. } | OpKind::Touch { .. });
+        let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove | OpKind::Touch { .. });
         if is_change && self.directory.is_read_only {
             return Some(ErrorKind::Unsupported);
         }
-        let is_transfer = matches!(op.kind, OpKind::Store | OpKind::Load { .. });
+        let is_transfer = matches!(op.kind, OpKind::Store | OpKind::Load);
         let fits = (1..=self.max_block_bytes).contains(&op.length_bytes);
         (is_transfer && !fits).then_some(ErrorKind::Invalid)
     }
@@ -275,7 +275,7 @@ impl Root {
         self.count(&flight, outcome, was_there);
         match flight.kind {
             OpKind::Store if !self.directory.is_read_only => self.heard_of_store(outcome, was_there),
-            OpKind::Load { .. } => self.heard_of_read(0, outcome),
+            OpKind::Load => self.heard_of_read(0, outcome),
             OpKind::Exists => self.heard_of_read(1, outcome),
             _ => {}
         }
@@ -287,7 +287,7 @@ impl Root {
 
     fn heard_of_store(&mut self, outcome: Outcome, was_there: bool) {
         match outcome {
-            Outcome::Stored(_) if !was_there => self.refusals.taken(&self.directory.path.to_string_lossy()),
+            Outcome::Stored if !was_there => self.refusals.taken(&self.directory.path.to_string_lossy()),
             Outcome::Failed(ErrorKind::Full | ErrorKind::Unsupported | ErrorKind::Io) => {
                 let now = Instant::now();
                 self.refusals.refused(now);
@@ -305,7 +305,7 @@ impl Root {
                 unread.refused(now);
                 unread.judge(&path, now, || said(Errno::ACCESS));
             }
-            Outcome::Loaded { .. } | Outcome::Found(_) | Outcome::Absent | Outcome::Failed(ErrorKind::Corrupt) => {
+            Outcome::Loaded { .. } | Outcome::Found | Outcome::Absent | Outcome::Failed(ErrorKind::Corrupt) => {
                 unread.taken(&path);
             }
             _ => {}
@@ -321,8 +321,8 @@ impl Root {
     fn count(&mut self, flight: &Flight, outcome: Outcome, was_there: bool) {
         let counters = &mut self.counters;
         match (flight.kind, outcome) {
-            (_, Outcome::Stored(_)) if was_there => counters.repeated_stores += 1,
-            (_, Outcome::Stored(_)) => {
+            (_, Outcome::Stored) if was_there => counters.repeated_stores += 1,
+            (_, Outcome::Stored) => {
                 counters.stored_blocks += 1;
                 counters.stored_bytes += flight.length_bytes;
             }
@@ -330,16 +330,16 @@ impl Root {
                 counters.loaded_blocks += 1;
                 counters.loaded_bytes += length_bytes;
             }
-            (OpKind::Exists, Outcome::Found(_)) => counters.found_blocks += 1,
+            (OpKind::Exists, Outcome::Found) => counters.found_blocks += 1,
             (_, Outcome::Removed) => counters.removed_blocks += 1,
-            (OpKind::Load { .. }, Outcome::Absent) => counters.absent_loads += 1,
-            (OpKind::Load { .. }, Outcome::Failed(ErrorKind::Corrupt)) => counters.corrupt_blocks += 1,
-            (OpKind::Load { .. }, Outcome::Failed(_)) => counters.failed_loads += 1,
+            (OpKind::Load, Outcome::Absent) => counters.absent_loads += 1,
+            (OpKind::Load, Outcome::Failed(ErrorKind::Corrupt)) => counters.corrupt_blocks += 1,
+            (OpKind::Load, Outcome::Failed(_)) => counters.failed_loads += 1,
             (OpKind::Store, Outcome::Failed(kind)) => {
                 counters.failed_stores += 1;
                 counters.full_stores += u64::from(kind == ErrorKind::Full);
             }
-            (_, Outcome::Found(_) | Outcome::Absent | Outcome::Failed(_)) => {}
+            (_, Outcome::Found | Outcome::Absent | Outcome::Failed(_)) => {}
         }
     }
 }

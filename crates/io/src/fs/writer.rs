@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use forebay_core::ErrorKind;
-use forebay_core::tier::{Location, Operation, Outcome};
+use forebay_core::tier::{Operation, Outcome};
 use rustix::fs::{OFlags, fdatasync, fstat, fsync};
 use rustix::io::Errno;
 use rustix::path::Arg;
@@ -49,7 +49,7 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
         Ok(root) => root,
         Err(error) => return (refused(directory, error), false),
     };
-    let stored = Outcome::Stored(Location::default());
+    let stored = Outcome::Stored;
     if stays(directory, &root, &path, op) {
         note_use(&root, &path);
         return (stored, true);

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_core::checksum::Checksum;
-use forebay_core::tier::{Location, OpKind, Operation, Outcome};
+use forebay_core::tier::{OpKind, Operation, Outcome};
 use forebay_core::{BlockKey, ErrorKind};
 use futures_util::TryStreamExt;
 use object_store::aws::AmazonS3;
@@ -47,10 +47,10 @@ impl Place {
     /// Carries the operation out. The flag beside the outcome is true if a store found its block there.
     pub async fn perform(&self, op: &Operation, guard: &SlotGuard) -> (Outcome, bool) {
         let outcome = match op.kind {
-            OpKind::Load { .. } => self.load(op, guard).await,
+            OpKind::Load => self.load(op, guard).await,
             // A bucket evicts nothing by use: it is only asked whether its own rules ended the object.
             OpKind::Exists | OpKind::Touch { .. } => self.find(op).await,
-            OpKind::Remove { .. } => self.remove(op).await,
+            OpKind::Remove => self.remove(op).await,
             OpKind::Store => return self.store(op, guard).await,
         };
         (outcome, false)
@@ -58,7 +58,7 @@ impl Place {
 
     async fn find(&self, op: &Operation) -> Outcome {
         match self.store.head(&self.path(op)).await {
-            Ok(about) if about.size > HEADER_BYTES as u64 => Outcome::Found(Location::default()),
+            Ok(about) if about.size > HEADER_BYTES as u64 => Outcome::Found,
             Ok(_) => Outcome::Absent,
             Err(error) => not_done(&error),
         }
@@ -133,7 +133,7 @@ impl Place {
     async fn store(&self, op: &Operation, guard: &SlotGuard) -> (Outcome, bool) {
         let path = self.path(op);
         let bytes = HEADER_BYTES as u64 + op.length_bytes;
-        let stored = Outcome::Stored(Location::default());
+        let stored = Outcome::Stored;
         match self.store.head(&path).await {
             Ok(about) if self.stays(op, &path, about.size == bytes).await => return (stored, true),
             Ok(_) | Err(Error::NotFound { .. }) => {}

@@ -151,11 +151,11 @@ impl Object {
 
     /// Why an operation is refused at once.
     fn refusal(&self, op: &Operation) -> Option<ErrorKind> {
-        let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove { .. } | OpKind::Touch { .. });
+        let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove | OpKind::Touch { .. });
         if is_change && self.config.read_only {
             return Some(ErrorKind::Unsupported);
         }
-        let is_transfer = matches!(op.kind, OpKind::Store | OpKind::Load { .. });
+        let is_transfer = matches!(op.kind, OpKind::Store | OpKind::Load);
         let fits = (1..=self.config.max_block_bytes).contains(&op.length_bytes);
         (is_transfer && !fits).then_some(ErrorKind::Invalid)
     }
@@ -170,8 +170,8 @@ impl Object {
     fn count(&mut self, flight: &Flight, outcome: Outcome, was_there: bool) {
         let counters = &mut self.counters;
         match (flight.kind, outcome) {
-            (_, Outcome::Stored(_)) if was_there => counters.repeated_stores += 1,
-            (_, Outcome::Stored(_)) => {
+            (_, Outcome::Stored) if was_there => counters.repeated_stores += 1,
+            (_, Outcome::Stored) => {
                 counters.stored_blocks += 1;
                 counters.stored_bytes += flight.length_bytes;
             }
@@ -179,13 +179,13 @@ impl Object {
                 counters.loaded_blocks += 1;
                 counters.loaded_bytes += length_bytes;
             }
-            (OpKind::Exists, Outcome::Found(_)) => counters.found_blocks += 1,
+            (OpKind::Exists, Outcome::Found) => counters.found_blocks += 1,
             (_, Outcome::Removed) => counters.removed_blocks += 1,
-            (OpKind::Load { .. }, Outcome::Absent) => counters.absent_loads += 1,
-            (OpKind::Load { .. }, Outcome::Failed(ErrorKind::Corrupt)) => counters.corrupt_blocks += 1,
-            (OpKind::Load { .. }, Outcome::Failed(_)) => counters.failed_loads += 1,
+            (OpKind::Load, Outcome::Absent) => counters.absent_loads += 1,
+            (OpKind::Load, Outcome::Failed(ErrorKind::Corrupt)) => counters.corrupt_blocks += 1,
+            (OpKind::Load, Outcome::Failed(_)) => counters.failed_loads += 1,
             (OpKind::Store, Outcome::Failed(_)) => counters.failed_stores += 1,
-            (_, Outcome::Found(_) | Outcome::Absent | Outcome::Failed(_)) => {}
+            (_, Outcome::Found | Outcome::Absent | Outcome::Failed(_)) => {}
         }
     }
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::{Checksum, checksum};
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{ClockId, clock_gettime};
@@ -313,7 +313,7 @@ impl Rig {
             }
             self.wait(&mut completions)?;
             for Completion { id, outcome } in completions.drain(..) {
-                let is_good = matches!(outcome, Outcome::Stored(_) | Outcome::Loaded { .. });
+                let is_good = matches!(outcome, Outcome::Stored | Outcome::Loaded { .. });
                 self.errors += u64::from(!is_good);
                 self.latencies_us.push(begun[(id.0 - first_id - 1) as usize].elapsed().as_micros() as u64);
                 ended += 1;
@@ -335,7 +335,7 @@ impl Rig {
     fn operation(&mut self, direction: Direction, block: u64) -> Operation {
         self.next_id += 1;
         let kind = match direction {
-            Direction::Get => OpKind::Load { at: Location::default() },
+            Direction::Get => OpKind::Load,
             Direction::Set => OpKind::Store,
         };
         Operation {
@@ -359,7 +359,7 @@ impl Rig {
         let mut completions = Vec::new();
         for block in 0..self.blocks {
             let op = self.operation(Direction::Get, block);
-            let op = Operation { kind: OpKind::Remove { at: Location::default() }, slot: None, ..op };
+            let op = Operation { kind: OpKind::Remove, slot: None, ..op };
             while self.redis.submit(&[op]) == 0 {
                 self.wait(&mut completions)?;
             }
@@ -391,7 +391,7 @@ fn time_lookups(rig: &mut Rig, config: &BenchConfig, plain: &mut Plain) -> Resul
         while ended > 0 {
             rig.wait(&mut completions)?;
             for completion in completions.drain(..) {
-                rig.errors += u64::from(!matches!(completion.outcome, Outcome::Found(_)));
+                rig.errors += u64::from(!matches!(completion.outcome, Outcome::Found));
                 ended -= 1;
             }
         }

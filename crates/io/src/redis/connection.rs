@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use forebay_core::ErrorKind;
-use forebay_core::tier::{Location, OpId, OpKind, Outcome};
+use forebay_core::tier::{OpId, OpKind, Outcome};
 
 use super::address::Address;
 use super::config::Settings;
@@ -399,14 +399,14 @@ impl Connection {
             }
             (_, Head::Simple(b"OK")) if flight.awaits_asking() => {}
             _ if flight.awaits_asking() => return Err(LostStep("a reply is of another type than its command's")),
-            (OpKind::Load { .. }, Head::Bulk(len_of_value)) => {
+            (OpKind::Load, Head::Bulk(len_of_value)) => {
                 self.body = Some(Body::of(flight, len_of_value, context));
                 self.from += len;
                 return Ok(true);
             }
-            (OpKind::Load { .. }, Head::Null) => flight.decide(Verdict::Done(Outcome::Absent)),
+            (OpKind::Load, Head::Null) => flight.decide(Verdict::Done(Outcome::Absent)),
             (OpKind::Store, Head::Simple(b"OK")) => {}
-            (OpKind::Exists | OpKind::Remove { .. } | OpKind::Touch { .. }, Head::Integer(number)) => {
+            (OpKind::Exists | OpKind::Remove | OpKind::Touch { .. }, Head::Integer(number)) => {
                 flight.counted(number, context.settings);
             }
             _ => return Err(LostStep("a reply is of another type than its command's")),
@@ -499,7 +499,7 @@ impl Connection {
                     Verdict::Done(Outcome::Failed(ErrorKind::Corrupt))
                 }
             },
-            (None, Moving::Out(_) | Moving::Nothing) => Verdict::Done(Outcome::Stored(Location::default())),
+            (None, Moving::Out(_) | Moving::Nothing) => Verdict::Done(Outcome::Stored),
         };
         context.ended.push(Ended { job: flight.job, verdict });
     }

@@ -576,7 +576,7 @@ fn in_vain(job: Job) -> Ended {
 
 fn count(counters: &mut Counters, job: &Job, outcome: Outcome) {
     match (job.op.kind, outcome) {
-        (_, Outcome::Stored(_)) => {
+        (_, Outcome::Stored) => {
             counters.stored_blocks += 1;
             counters.stored_bytes += job.op.length_bytes;
         }
@@ -584,16 +584,16 @@ fn count(counters: &mut Counters, job: &Job, outcome: Outcome) {
             counters.loaded_blocks += 1;
             counters.loaded_bytes += length_bytes;
         }
-        (OpKind::Exists, Outcome::Found(_)) => counters.found_blocks += 1,
+        (OpKind::Exists, Outcome::Found) => counters.found_blocks += 1,
         (_, Outcome::Removed) => counters.removed_blocks += 1,
         (OpKind::Exists, Outcome::Absent) => counters.absent_finds += 1,
-        (OpKind::Load { .. }, Outcome::Absent) => counters.absent_loads += 1,
+        (OpKind::Load, Outcome::Absent) => counters.absent_loads += 1,
         (OpKind::Store, Outcome::Failed(ErrorKind::Full)) => counters.full_stores += 1,
         (_, Outcome::Failed(ErrorKind::Unavailable)) => counters.unavailable_operations += 1,
         (_, Outcome::Failed(ErrorKind::Timeout)) => counters.late_operations += 1,
         // Already counted by kind: wrong sizes, foreign values, corrupt blocks.
         (_, Outcome::Failed(ErrorKind::Corrupt | ErrorKind::Invalid)) => {}
         (_, Outcome::Failed(_)) => counters.refused_operations += 1,
-        (_, Outcome::Found(_) | Outcome::Absent) => {}
+        (_, Outcome::Found | Outcome::Absent) => {}
     }
 }

@@ -12,7 +12,7 @@
 use std::time::Instant;
 
 use forebay_core::ErrorKind;
-use forebay_core::tier::{Location, OpKind, Operation, Outcome};
+use forebay_core::tier::{OpKind, Operation, Outcome};
 
 use super::address::Address;
 use super::config::Settings;
@@ -60,15 +60,15 @@ impl Job {
     pub fn verb(&self) -> Verb {
         match self.op.kind {
             OpKind::Exists => Verb::Probe,
-            OpKind::Load { .. } => Verb::Load,
-            OpKind::Store | OpKind::Remove { .. } => Verb::Write,
+            OpKind::Load => Verb::Load,
+            OpKind::Store | OpKind::Remove => Verb::Write,
             OpKind::Touch { .. } => Verb::Touch,
         }
     }
 
     /// Whether it belongs to the operations that nobody waits for.
     pub fn is_store(&self) -> bool {
-        matches!(self.op.kind, OpKind::Store | OpKind::Remove { .. })
+        matches!(self.op.kind, OpKind::Store | OpKind::Remove)
     }
 }
 
@@ -149,13 +149,13 @@ impl InFlight {
         let part = self.part_of(self.asked);
         settings.config.write_name(scratch, &op.key, part);
         match op.kind {
-            OpKind::Load { .. } => out.push(|bytes| resp::command(bytes, &[b"GET", scratch])),
+            OpKind::Load => out.push(|bytes| resp::command(bytes, &[b"GET", scratch])),
             OpKind::Store => {
                 let Moving::Out(header) = &self.moving else { unreachable!("a store moves a block out") };
                 set(op, header, part, settings, out, scratch);
             }
             OpKind::Exists => every(b"EXISTS", op, settings, out, scratch),
-            OpKind::Remove { .. } => every(b"UNLINK", op, settings, out, scratch),
+            OpKind::Remove => every(b"UNLINK", op, settings, out, scratch),
             OpKind::Touch { .. } => match settings.config.ttl_seconds {
                 None => every(b"TOUCH", op, settings, out, scratch),
                 Some(seconds) => out.push(|bytes| {
@@ -182,7 +182,7 @@ impl InFlight {
     }
 
     pub fn is_load(&self) -> bool {
-        matches!(self.job.op.kind, OpKind::Load { .. })
+        matches!(self.job.op.kind, OpKind::Load)
     }
 
     /// Whether the next reply is to an `ASKING`.
@@ -293,8 +293,8 @@ impl InFlight {
         let wanted = if is_prolonged { 1 } else { parts(&self.job.op, settings) };
         let is_all = number >= i64::from(wanted);
         self.decide(Verdict::Done(match self.job.op.kind {
-            OpKind::Exists | OpKind::Touch { .. } if is_all => Outcome::Found(Location::default()),
-            OpKind::Remove { .. } if number > 0 => Outcome::Removed,
+            OpKind::Exists | OpKind::Touch { .. } if is_all => Outcome::Found,
+            OpKind::Remove if number > 0 => Outcome::Removed,
             _ => Outcome::Absent,
         }));
     }

@@ -101,8 +101,8 @@ impl Node {
     pub fn said(&self, job: &Job, outcome: Outcome, hears: bool) -> Option<Said> {
         let verb = job.verb();
         let refusal = match (verb, outcome) {
-            (Verb::Write, Outcome::Stored(_)) => None,
-            (Verb::Probe | Verb::Load, Outcome::Found(_) | Outcome::Absent | Outcome::Loaded { .. }) if hears => None,
+            (Verb::Write, Outcome::Stored) => None,
+            (Verb::Probe | Verb::Load, Outcome::Found | Outcome::Absent | Outcome::Loaded { .. }) if hears => None,
             (Verb::Write, Outcome::Failed(ErrorKind::Full))
             | (Verb::Write | Verb::Probe | Verb::Load, Outcome::Failed(ErrorKind::Unsupported)) => {
                 Some(self.last_refusals[verb as usize].clone().unwrap_or_default())

@@ -263,8 +263,8 @@ impl Drop for Redis {
 
 fn class_of(op: &Operation) -> Class {
     match op.kind {
-        OpKind::Load { .. } => Class::Load,
-        OpKind::Store | OpKind::Remove { .. } => Class::Store,
+        OpKind::Load => Class::Load,
+        OpKind::Store | OpKind::Remove => Class::Store,
         OpKind::Exists | OpKind::Touch { .. } => Class::Find,
     }
 }

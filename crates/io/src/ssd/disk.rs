@@ -152,19 +152,19 @@ impl Disk {
             self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));
             return true;
         }
-        let is_load = matches!(op.kind, OpKind::Load { .. });
+        let is_load = matches!(op.kind, OpKind::Load);
         let is_stuck = if is_load { self.is_stuck(&self.io.reads) } else { self.are_writes_stuck() };
         match op.kind {
             OpKind::Exists => {
-                let found = self.index.get(&op.key).map(Entry::location);
-                self.complete(op.id, found.map_or(Outcome::Absent, Outcome::Found));
+                let is_there = self.index.get(&op.key).is_some();
+                self.complete(op.id, if is_there { Outcome::Found } else { Outcome::Absent });
             }
             OpKind::Touch { .. } => self.complete(op.id, Outcome::Failed(ErrorKind::Unsupported)),
             _ if is_stuck => self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable)),
-            OpKind::Load { .. } if self.reads.waiting() >= self.limits.queued_loads => return false,
-            OpKind::Load { .. } => self.take_load(op),
+            OpKind::Load if self.reads.waiting() >= self.limits.queued_loads => return false,
+            OpKind::Load => self.take_load(op),
             OpKind::Store => return self.take_store(op),
-            OpKind::Remove { .. } => return self.log.push(op, self.now, self.limits.queued_stores),
+            OpKind::Remove => return self.log.push(op, self.now, self.limits.queued_stores),
         }
         true
     }
@@ -487,7 +487,8 @@ fn unix_seconds_now() -> u64 {
 fn info(entry: Entry) -> BlockInfo {
     BlockInfo {
         key: entry.key(),
-        location: entry.location(),
+        segment: entry.segment,
+        first_page: entry.first_page,
         length_bytes: entry.length_bytes,
         checksum: entry.checksum,
         is_hot: entry.is_hot,

@@ -7,7 +7,6 @@ use forebay_core::tier::Outcome;
 
 use super::batch::{Batch, Item, Stage};
 use super::disk::Disk;
-use super::index::Entry;
 use super::io::Flight;
 use super::layout::{PAGE, Record, RecordKind};
 use super::log::Erase;
@@ -161,7 +160,7 @@ impl Disk {
                     self.counters.stored_blocks += 1;
                     self.counters.stored_bytes += record.length_bytes;
                 }
-                Outcome::Stored(self.index.get(&record.key).map(Entry::location).unwrap_or_default())
+                Outcome::Stored
             }
             RecordKind::Removed => {
                 if found.is_some_and(|entry| entry.sequence < record.sequence) {

@@ -12,7 +12,6 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-use forebay_core::tier::Location;
 use forebay_core::{BlockHash, BlockKey};
 
 use super::layout::{MOST_PAGES, Record, RecordKind};
@@ -53,11 +52,6 @@ impl Entry {
     /// Whether this is what was said of the block when it was stored: its key, where it lies, its length and checksum.
     pub fn is_sealed(&self) -> bool {
         part_of_seal(&self.record()) == self.seal
-    }
-
-    /// A block's present position, and its record.
-    pub fn location(self) -> Location {
-        Location(u64::from(self.segment) << 32 | u64::from(self.first_page), self.sequence)
     }
 
     pub fn payload_pages(&self) -> u32 {

@@ -116,7 +116,7 @@ impl Inspection {
         let blocks: Vec<BlockInfo> = self.blocks().collect();
         for block in blocks {
             let deadline = Instant::now() + BLOCK_DEADLINE;
-            let at = self.disk.geometry.offset_of(block.location);
+            let at = block.offset_bytes(&self.disk.geometry);
             audit.blocks += 1;
             audit.bytes += block.length_bytes;
             if !recover::is_whole(&mut self.disk.io, at, block.length_bytes, block.checksum, deadline)? {

@@ -5,7 +5,6 @@
 //! accepted. The first 16 bytes of each page keep their meaning in every version.
 
 use forebay_core::checksum::{Checksum, checksum};
-use forebay_core::tier::Location;
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 
 /// Of what is written on a disk. A build with `--cfg forebay_next` plays a later release: `make rolling`.
@@ -70,11 +69,6 @@ impl Geometry {
     pub(super) fn at(&self, segment: u32, page: u32) -> u64 {
         assert!(segment < self.segments && page < self.pages(), "segment {segment} has no page {page}");
         FIRST_SEGMENT_AT + self.segment_bytes * u64::from(segment) + PAGE * u64::from(page)
-    }
-
-    /// Start of a block's payload, from its location.
-    pub fn offset_of(&self, location: Location) -> u64 {
-        self.at((location.0 >> 32) as u32, location.0 as u32)
     }
 
     /// The longest block that fits beside the segment's header, a batch head and a footer of one record.

@@ -1,6 +1,6 @@
 //! Figures of a disk for metrics, `inspect` and `doctor`.
 
-use forebay_core::tier::{Health, Location};
+use forebay_core::tier::Health;
 use forebay_core::{BlockKey, ErrorKind};
 
 use super::layout::Geometry;
@@ -200,12 +200,21 @@ pub(super) fn trouble(reads: Health, writes: Health) -> Option<String> {
 pub struct BlockInfo {
     /// The block's key.
     pub key: BlockKey,
-    /// Where a load finds it; it changes when the block is carried over.
-    pub location: Location,
+    /// The segment in which a load finds it, and the first page there; both change when the block is carried over.
+    pub segment: u32,
+    /// See `segment`.
+    pub first_page: u32,
     /// Bytes of the block without padding.
     pub length_bytes: u64,
     /// Checksum of these bytes, as the store gave it.
     pub checksum: u64,
     /// Whether it was read since it was written.
     pub is_hot: bool,
+}
+
+impl BlockInfo {
+    /// Where the payload starts on a disk of this geometry, in bytes.
+    pub fn offset_bytes(&self, geometry: &Geometry) -> u64 {
+        geometry.at(self.segment, self.first_page)
+    }
 }

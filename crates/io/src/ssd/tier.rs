@@ -439,7 +439,7 @@ impl Ssd {
     /// none knows the key, any disk says so. None if there is no disk.
     fn disk_of(&mut self, op: &Operation) -> Option<&mut Disk> {
         let key = &op.key;
-        let is_removal = matches!(op.kind, OpKind::Remove { .. });
+        let is_removal = matches!(op.kind, OpKind::Remove);
         let is_well = |part: &Part| part.disk().is_some_and(|disk| disk.health() == Health::Healthy);
         let find = |is_it: &dyn Fn(&Part) -> bool| self.parts.iter().position(is_it);
         let knows = |disk: &Disk| disk.names(key) || disk.is_storing(key);
@@ -526,7 +526,7 @@ impl Ssd {
         if op.kind == OpKind::Store {
             return self.take_store(op);
         }
-        if matches!(op.kind, OpKind::Remove { .. }) && !self.trials.is_empty() {
+        if matches!(op.kind, OpKind::Remove) && !self.trials.is_empty() {
             // A second attempt at its store would come after its removal.
             self.trials.retain(|_, trial| trial.key != op.key);
         }
@@ -539,8 +539,8 @@ impl Ssd {
     /// Ends an operation for which there is no disk.
     fn refuse(&mut self, op: &Operation) -> bool {
         let outcome = match op.kind {
-            OpKind::Exists | OpKind::Remove { .. } => Outcome::Absent,
-            OpKind::Load { .. } | OpKind::Store => Outcome::Failed(ErrorKind::Unavailable),
+            OpKind::Exists | OpKind::Remove => Outcome::Absent,
+            OpKind::Load | OpKind::Store => Outcome::Failed(ErrorKind::Unavailable),
             OpKind::Touch { .. } => Outcome::Failed(ErrorKind::Unsupported),
         };
         self.refused.push(Completion { id: op.id, outcome });

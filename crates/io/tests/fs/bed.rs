@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
 use forebay_core::decorate::Timed;
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, SlotId};
 use forebay_io::fs::{Fs, FsConfig};
 use forebay_io::uring::Region;
@@ -19,8 +19,8 @@ pub const SLOTS: u64 = 64;
 pub const SLOT_BYTES: u64 = 64 * KIB;
 /// Only against hanging tests.
 pub const DEADLINE: Duration = Duration::from_secs(60);
-pub const LOAD: OpKind = OpKind::Load { at: Location(0, 0) };
-pub const REMOVE: OpKind = OpKind::Remove { at: Location(0, 0) };
+pub const LOAD: OpKind = OpKind::Load;
+pub const REMOVE: OpKind = OpKind::Remove;
 
 /// A directory on a real disk: direct I/O is no such thing in memory.
 pub fn home() -> tempfile::TempDir {
@@ -159,7 +159,7 @@ impl Host {
 
     pub fn is_stored(&mut self, number: u64, length_bytes: u64) {
         let outcome = self.store(number, length_bytes);
-        assert!(matches!(outcome, Outcome::Stored(_)), "block {number}: {outcome:?}");
+        assert!(matches!(outcome, Outcome::Stored), "block {number}: {outcome:?}");
     }
 
     /// Lets time pass, and returns what completed.

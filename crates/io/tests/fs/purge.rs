@@ -52,7 +52,7 @@ fn store_other(host: &mut Host, numbers: std::ops::Range<u64>) {
     for number in numbers {
         let op = host.store_op(number, LENGTH);
         let op = Operation { key: BlockKey { namespace: OTHER, ..op.key }, ..op };
-        assert!(matches!(host.run(&[op])[0], Outcome::Stored(_)));
+        assert!(matches!(host.run(&[op])[0], Outcome::Stored));
     }
 }
 

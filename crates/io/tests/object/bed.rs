@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, SlotId};
 use forebay_io::object::{Object, ObjectConfig, Secret};
 use forebay_io::uring::Region;
@@ -14,8 +14,8 @@ pub const SLOTS: u64 = 4;
 pub const SLOT_BYTES: u64 = 16 << 20;
 /// Only against hanging tests.
 pub const DEADLINE: Duration = Duration::from_secs(60);
-pub const LOAD: OpKind = OpKind::Load { at: Location(0, 0) };
-pub const REMOVE: OpKind = OpKind::Remove { at: Location(0, 0) };
+pub const LOAD: OpKind = OpKind::Load;
+pub const REMOVE: OpKind = OpKind::Remove;
 
 pub fn config(endpoint: &str) -> ObjectConfig {
     ObjectConfig {
@@ -60,7 +60,7 @@ impl Host {
 
     pub fn is_stored(&mut self, number: u64, length_bytes: u64) {
         let outcome = self.store(number, length_bytes);
-        assert!(matches!(outcome, Outcome::Stored(_)), "block {number}: {outcome:?}");
+        assert!(matches!(outcome, Outcome::Stored), "block {number}: {outcome:?}");
     }
 
     pub fn one(&mut self, kind: OpKind, number: u64, length_bytes: u64) -> Outcome {

@@ -40,7 +40,7 @@ fn one_namespace_goes_and_nothing_else() {
         let checksum = forebay_core::checksum::checksum(&block_bytes(1, 100));
         host.pool.write(SLOT_BYTES, &block_bytes(1, 100));
         let other = Operation { key: BlockKey { namespace: OTHER, ..op.key }, checksum, ..op };
-        assert!(matches!(host.run(&[other])[0], Outcome::Stored(_)));
+        assert!(matches!(host.run(&[other])[0], Outcome::Stored));
         let folder = if prefix.is_empty() { OWN.to_string() } else { format!("{prefix}/{OWN}") };
         for name in ["0001-00", "0001-0000000000000001.old", "1-0000000000000001", "notes/0001-01"] {
             let answer = moto.ask(&format!("PUT /{BUCKET}/{folder}/{name}"), b"somebody's");

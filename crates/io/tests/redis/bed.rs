@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, PAGE_BYTES, SlotId};
 use forebay_io::redis::{Redis, RedisConfig};
 use forebay_io::uring::Region;
@@ -69,7 +69,7 @@ impl Bed {
     }
 
     pub fn load(&mut self, number: u64, slot: u64, length_bytes: u64) -> Operation {
-        self.operation(OpKind::Load { at: Location::default() }, number, Some(slot), length_bytes, 0)
+        self.operation(OpKind::Load, number, Some(slot), length_bytes, 0)
     }
 
     pub fn find(&mut self, number: u64) -> Operation {
@@ -77,7 +77,7 @@ impl Bed {
     }
 
     pub fn remove(&mut self, number: u64) -> Operation {
-        self.operation(OpKind::Remove { at: Location::default() }, number, None, 0, 0)
+        self.operation(OpKind::Remove, number, None, 0, 0)
     }
 
     fn operation(&mut self, kind: OpKind, number: u64, slot: Option<u64>, length_bytes: u64, sum: u64) -> Operation {
@@ -124,7 +124,7 @@ impl Bed {
             let stores: Vec<_> =
                 (0..).zip(some).map(|(slot, number)| self.store(*number, slot, length_bytes)).collect();
             let outcomes = self.run(&stores);
-            assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Stored(_))), "{outcomes:?}");
+            assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Stored)), "{outcomes:?}");
         }
     }
 

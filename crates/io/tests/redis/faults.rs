@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_core::ErrorKind;
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Health, Location, Operation, Outcome, Tier};
+use forebay_core::tier::{Health, Operation, Outcome, Tier};
 use forebay_io::header::Sealing;
 use forebay_io::redis::RedisConfig;
 use rustix::process::Signal;
@@ -13,7 +13,7 @@ use crate::bed::{Bed, KIB, SLOT_BYTES, block_bytes, config, key, loaded, name_of
 use crate::purge::{OWN, emptied};
 use crate::servers::{BOTH, Kind, Server, until};
 
-const STORED: Outcome = Outcome::Stored(Location(0, 0));
+const STORED: Outcome = Outcome::Stored;
 
 fn failed(kind: ErrorKind) -> Outcome {
     Outcome::Failed(kind)
@@ -43,7 +43,7 @@ fn a_block_that_is_evicted_between_lookup_and_load_is_absent() {
     let mut bed = Bed::ready(&config(&server.url()));
     bed.store_all([1], 5000);
     let find = bed.find(1);
-    assert!(matches!(bed.run(&[find])[0], Outcome::Found(_)));
+    assert!(matches!(bed.run(&[find])[0], Outcome::Found));
     server.admin().must(&["FLUSHALL"]);
     assert_eq!(bed.look(1, 5000), Outcome::Absent);
 }
@@ -58,7 +58,7 @@ fn a_split_block_without_all_of_its_parts_is_absent() {
     assert_eq!(bed.look(2, SLOT_BYTES), loaded(2, SLOT_BYTES));
     // A lookup that knows the length asks for all parts.
     let finds = [1, 2].map(|number| Operation { length_bytes: SLOT_BYTES, ..bed.find(number) });
-    assert_eq!(bed.run(&finds), [Outcome::Absent, Outcome::Found(Location::default())]);
+    assert_eq!(bed.run(&finds), [Outcome::Absent, Outcome::Found]);
 }
 
 #[test]
@@ -463,7 +463,7 @@ fn lookups_do_not_wait_behind_stores() {
     server.signal(Signal::CONT);
     for (number, outcome) in finds.iter().zip(bed.outcomes_of(&finds)).map(|(op, outcome)| (op.key, outcome)) {
         let is_there = (0..20).any(|there| key(there) == number);
-        assert_eq!(matches!(outcome, Outcome::Found(_)), is_there);
+        assert_eq!(matches!(outcome, Outcome::Found), is_there);
     }
     assert_eq!(bed.outcomes_of(&stores), [STORED; 60]);
     let removes: Vec<_> = (0..2).map(|_| bed.remove(3)).collect();

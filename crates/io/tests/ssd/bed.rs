@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, PAGE_BYTES, SlotId};
 use forebay_io::ssd::{BlockInfo, Medium, STAGING_BYTES, Ssd, SsdConfig};
 use forebay_io::uring::{Memory, Region, Simulated, SimulatedDisk};
@@ -66,11 +66,11 @@ impl Bed {
     }
 
     pub fn load(&mut self, number: u64, slot: u64, length_bytes: u64) -> Operation {
-        self.operation(OpKind::Load { at: Location::default() }, number, Some(slot), length_bytes, 0)
+        self.operation(OpKind::Load, number, Some(slot), length_bytes, 0)
     }
 
     pub fn remove(&mut self, number: u64) -> Operation {
-        self.operation(OpKind::Remove { at: Location::default() }, number, None, 0, 0)
+        self.operation(OpKind::Remove, number, None, 0, 0)
     }
 
     fn operation(
@@ -134,7 +134,7 @@ impl Bed {
         for some in blocks.chunks(SLOTS as usize) {
             let stores: Vec<_> = (0..).zip(some).map(|(slot, (number, len))| self.store(*number, slot, *len)).collect();
             let outcomes = self.run(&stores).unwrap();
-            assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Stored(_))), "{outcomes:?}");
+            assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Stored)), "{outcomes:?}");
         }
     }
 
@@ -163,7 +163,7 @@ impl Bed {
 
     /// The blocks that are there, as stores that passed.
     pub fn holds_numbers(&self) -> BTreeMap<u64, Outcome> {
-        self.ssd.blocks().map(|block| (number_of(&block.key), Outcome::Stored(block.location))).collect()
+        self.ssd.blocks().map(|block| (number_of(&block.key), Outcome::Stored)).collect()
     }
 
     /// The blocks that the tier gave up since this was asked last.

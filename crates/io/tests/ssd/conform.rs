@@ -56,7 +56,7 @@ impl conformance::Bed for OnFile {
 
     fn damage(&mut self, key: &BlockKey, length_bytes: u64) -> bool {
         let geometry = self.ssd().report()[0].geometry;
-        let at = geometry.offset_of(self.ssd().block(key).unwrap().location) + length_bytes / 2;
+        let at = self.ssd().block(key).unwrap().offset_bytes(&geometry) + length_bytes / 2;
         let file = std::fs::File::options().read(true).write(true).open(&self.config.disks[0].path).unwrap();
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
@@ -94,7 +94,7 @@ impl conformance::Bed for OnSimulation {
 
     fn damage(&mut self, key: &BlockKey, length_bytes: u64) -> bool {
         let geometry = self.ssd.report()[0].geometry;
-        let at = geometry.offset_of(self.ssd.block(key).unwrap().location) + length_bytes / 2;
+        let at = self.ssd.block(key).unwrap().offset_bytes(&geometry) + length_bytes / 2;
         self.disk.alter(at as usize, |bytes| bytes[0] ^= 0x40);
         true
     }

@@ -47,7 +47,7 @@ impl Model {
     fn asked(&mut self, op: &Operation) {
         match op.kind {
             OpKind::Store => drop(self.states(number_of(&op.key)).insert(Some(op.length_bytes))),
-            OpKind::Remove { .. } => drop(self.states(number_of(&op.key)).insert(None)),
+            OpKind::Remove => drop(self.states(number_of(&op.key)).insert(None)),
             _ => {}
         }
         self.waiting.insert(op.id, *op);
@@ -57,7 +57,7 @@ impl Model {
         let op = self.waiting.remove(&id).expect("an operation completes once");
         let states = self.states(number_of(&op.key));
         match outcome {
-            Outcome::Stored(_) => *states = BTreeSet::from([Some(op.length_bytes)]),
+            Outcome::Stored => *states = BTreeSet::from([Some(op.length_bytes)]),
             // Removing what is not there: it may yet come back if an eviction is undone by a crash.
             Outcome::Removed => *states = BTreeSet::from([None]),
             Outcome::Absent | Outcome::Loaded { .. } => {}

@@ -157,7 +157,7 @@ fn a_flip_in_a_payload_costs_that_block() {
     let bed = Bed::open(&SimulatedDisk::from_image(image.clone()), &small_config(), None).unwrap();
     let geometry = bed.ssd.report()[0].geometry;
     for block in bed.ssd.blocks() {
-        let at = geometry.offset_of(block.location) as usize;
+        let at = block.offset_bytes(&geometry) as usize;
         for offset in [0, block.length_bytes / 2, block.length_bytes - 1] {
             let there = survivors(&image, &lengths, at + offset as usize, 5);
             assert_eq!(there, lengths.len() - 1, "block {:?}, byte {offset}", block.key);
@@ -180,7 +180,7 @@ fn an_audit_names_the_damaged_and_writes_nothing() {
     assert!((0.1..0.9).contains(&report.live_ratio()), "{report:?}");
     let [first, third] = [0, 2].map(|nth| inspection.blocks().nth(nth).unwrap());
     for block in [first, third] {
-        disk.alter(report.geometry.offset_of(block.location) as usize, |bytes| bytes[0] ^= 1);
+        disk.alter(block.offset_bytes(&report.geometry) as usize, |bytes| bytes[0] ^= 1);
     }
     disk.alter(0, |bytes| bytes[20] ^= 1);
     let before = disk.image();

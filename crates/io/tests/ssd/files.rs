@@ -281,8 +281,8 @@ fn a_disk_is_inspected_while_no_daemon_uses_it() {
     drop(open_when_free(&config, &pool));
     let mut inspection = Inspection::open(path).unwrap();
     let mut found: Vec<_> = inspection.blocks().collect();
-    held.sort_by_key(|block| (block.location.0, block.location.1));
-    found.sort_by_key(|block| (block.location.0, block.location.1));
+    held.sort_by_key(|block| (block.segment, block.first_page));
+    found.sort_by_key(|block| (block.segment, block.first_page));
     assert_eq!(found, held);
     assert_eq!(inspection.audit().unwrap().damaged_blocks, 0);
 }

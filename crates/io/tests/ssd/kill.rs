@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{ErrorKind, Generation, SlotId};
 use forebay_io::ssd::{DiskClaim, Inspection, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
@@ -96,7 +96,7 @@ fn writes_until_it_is_killed() {
         bed.evictions().iter().for_each(|number| said(&format!("evicted {number} .")));
         for (id, outcome) in std::mem::take(&mut bed.outcomes) {
             let (number, slot) = waiting.remove(&id).unwrap();
-            assert!(matches!(outcome, Outcome::Stored(_)), "{outcome:?}");
+            assert!(matches!(outcome, Outcome::Stored), "{outcome:?}");
             free.push(slot);
             said(&format!("stored {number} ."));
         }
@@ -178,7 +178,7 @@ fn reads_until_it_is_killed() {
     }
     assert!(ssd.drain(Duration::from_secs(30), &mut completions));
     said("reading");
-    let load = OpKind::Load { at: Location::default() };
+    let load = OpKind::Load;
     loop {
         // Every slot is always being filled.
         let loads: Vec<_> = (0..POOL_SLOTS).map(|number| operation(load, number)).collect();

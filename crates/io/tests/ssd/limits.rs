@@ -80,7 +80,7 @@ fn full_queues_refuse_and_transfers_stay_within_the_depth() {
     }
     bed.disk.arm(&[]);
     bed.settle();
-    assert!(stores[..7].iter().all(|op| matches!(bed.outcomes[&op.id], Outcome::Stored(_))));
+    assert!(stores[..7].iter().all(|op| matches!(bed.outcomes[&op.id], Outcome::Stored)));
     assert!(loads[..taken].iter().all(|op| matches!(bed.outcomes[&op.id], Outcome::Loaded { .. })));
 }
 
@@ -130,7 +130,7 @@ fn removals_wait_for_no_budget_and_stand_behind_no_store_of_another_block() {
         let config = SsdConfig { write_bytes_per_second: Some(rate), ..small_config() };
         let mut bed = Bed::open(&blank(&config, 64), &config, None).unwrap();
         let first: Vec<_> = (0..16).map(|number| bed.store(number, number, 4096)).collect();
-        assert!(bed.run(&first).unwrap().iter().all(|outcome| matches!(outcome, Outcome::Stored(_))));
+        assert!(bed.run(&first).unwrap().iter().all(|outcome| matches!(outcome, Outcome::Stored)));
         // More than the budget, and more than may wait.
         let stores: Vec<_> = (100..500).map(|number| bed.store(number, number % 60, 40_000)).collect();
         let mut taken = 0;
@@ -245,7 +245,7 @@ fn a_disk_that_hangs_keeps_a_few_stores_and_holds_up_none_of_the_other_disk() {
     assert_eq!(bed.ssd.submit(&stores), 60);
     (0..1200).for_each(|_| bed.turn());
     let ended: Vec<&Outcome> = stores.iter().filter_map(|op| bed.outcomes.get(&op.id)).collect();
-    let stored = ended.iter().filter(|outcome| matches!(outcome, Outcome::Stored(_))).count();
+    let stored = ended.iter().filter(|outcome| matches!(outcome, Outcome::Stored)).count();
     let failed = ended.iter().filter(|outcome| ***outcome == Outcome::Failed(ErrorKind::Unavailable)).count();
     assert!((15..45).contains(&stored) && 60 - stored - failed == 4, "{stored} stored, {failed} failed");
     let report = bed.ssd.report();
@@ -269,7 +269,7 @@ fn a_store_that_cannot_begin_for_half_a_minute_fails() {
         assert_eq!(bed.ssd.submit(&[*store]), 1);
     }
     (0..6100).for_each(|_| bed.turn());
-    let timely = stores.iter().filter(|op| matches!(bed.outcomes[&op.id], Outcome::Stored(_))).count();
+    let timely = stores.iter().filter(|op| matches!(bed.outcomes[&op.id], Outcome::Stored)).count();
     assert!((2..12).contains(&timely), "{timely} stored in 30 s");
     let late = |op: &&Operation| bed.outcomes[&op.id] == Outcome::Failed(ErrorKind::Timeout);
     assert_eq!(stores.iter().filter(late).count(), 30 - timely);

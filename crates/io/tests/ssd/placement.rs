@@ -63,7 +63,7 @@ fn store(bed: &mut Bed, numbers: &[u64]) -> Vec<Outcome> {
 }
 
 fn is_stored(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Stored(_))
+    matches!(outcome, Outcome::Stored)
 }
 
 /// The blocks of each disk.

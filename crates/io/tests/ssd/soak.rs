@@ -56,23 +56,21 @@ impl Owner {
         let number = number_of(&op.key);
         self.busy.remove(&number);
         let what = match (op.kind, outcome) {
-            (OpKind::Store, Outcome::Stored(_)) => {
+            (OpKind::Store, Outcome::Stored) => {
                 self.lengths.insert(number, op.length_bytes);
                 "stored"
             }
-            (OpKind::Remove { .. }, Outcome::Removed | Outcome::Absent) => {
+            (OpKind::Remove, Outcome::Removed | Outcome::Absent) => {
                 self.lengths.remove(&number);
                 "removed"
             }
-            (OpKind::Load { .. }, Outcome::Loaded { .. }) => {
+            (OpKind::Load, Outcome::Loaded { .. }) => {
                 let mut bytes = vec![0; op.length_bytes as usize];
                 bed.pool.read(slot * SLOT_BYTES, &mut bytes);
                 assert!(bytes == block_bytes(number, op.length_bytes), "block {number} came back as other bytes");
                 "loaded"
             }
-            (OpKind::Load { .. }, Outcome::Absent)
-                if !self.lengths.contains_key(&number) || evicted.contains(&number) =>
-            {
+            (OpKind::Load, Outcome::Absent) if !self.lengths.contains_key(&number) || evicted.contains(&number) => {
                 "evicted while it waited"
             }
             other => panic!("block {number}: {other:?}"),

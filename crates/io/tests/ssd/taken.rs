@@ -218,7 +218,7 @@ fn a_device_under_two_paths_is_the_last_ones_with_every_block_that_was_acknowled
         }
         let store = first.store(number, number % SLOTS, 4096);
         match first.run(&[store]).unwrap()[0] {
-            Outcome::Stored(_) => number += 1,
+            Outcome::Stored => number += 1,
             outcome => assert_eq!(outcome, Outcome::Failed(ErrorKind::Unavailable)),
         }
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use forebay_core::checksum::checksum;
 use forebay_core::decorate::Timed;
-use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use forebay_io::header::Sealing;
@@ -160,7 +160,7 @@ impl Medium {
     pub fn cut_off(&mut self) {
         self.boot = 0;
         let is_own = !self.is_shared;
-        let goes_on = |transfer: &Transfer| is_own && matches!(transfer.op.kind, OpKind::Load { .. });
+        let goes_on = |transfer: &Transfer| is_own && matches!(transfer.op.kind, OpKind::Load);
         let (on, over) = std::mem::take(&mut self.transfers).into_iter().partition(goes_on);
         self.transfers = on;
         for transfer in over {
@@ -183,7 +183,7 @@ impl Medium {
     pub fn work(&mut self, dice: &mut Dice) {
         let Some(at) = dice.pick(self.transfers.len()).filter(|_| !self.is_hanging) else { return };
         let fault = if self.is_well { 0 } else { dice.below(24) };
-        if let OpKind::Load { .. } = self.transfers[at].op.kind
+        if let OpKind::Load = self.transfers[at].op.kind
             && !self.transfers[at].is_half_done
         {
             self.transfers[at].is_half_done = true;
@@ -196,14 +196,14 @@ impl Medium {
         }
         let Transfer { op, boot, claim, .. } = self.transfers.swap_remove(at);
         let outcome = match op.kind {
-            OpKind::Load { .. } => self.load(&op, fault),
+            OpKind::Load => self.load(&op, fault),
             OpKind::Store => self.store(&op, fault),
             OpKind::Exists if fault == 1 => Outcome::Failed(ErrorKind::Io),
-            OpKind::Exists if self.blocks.contains_key(&op.key) => Outcome::Found(Location::default()),
+            OpKind::Exists if self.blocks.contains_key(&op.key) => Outcome::Found,
             OpKind::Exists => Outcome::Absent,
-            OpKind::Remove { .. } if fault == 1 => Outcome::Failed(ErrorKind::Io),
-            OpKind::Remove { .. } if self.remove(&op.key) => Outcome::Removed,
-            OpKind::Remove { .. } => Outcome::Absent,
+            OpKind::Remove if fault == 1 => Outcome::Failed(ErrorKind::Io),
+            OpKind::Remove if self.remove(&op.key) => Outcome::Removed,
+            OpKind::Remove => Outcome::Absent,
             OpKind::Touch { .. } => Outcome::Failed(ErrorKind::Unsupported),
         };
         self.give_up(claim);
@@ -252,7 +252,7 @@ impl Medium {
         match fault {
             1 => return Outcome::Failed(ErrorKind::Io),
             2 => return Outcome::Failed(ErrorKind::Full),
-            3 => return Outcome::Stored(Location::default()),
+            3 => return Outcome::Stored,
             _ => self.remove(&op.key),
         };
         let used = |medium: &Medium| medium.blocks.values().map(|(bytes, _)| bytes.len() as u64).sum::<u64>();
@@ -264,7 +264,7 @@ impl Medium {
         self.blocks.insert(op.key, (bytes, op.checksum));
         self.next_number += 1;
         self.order.push_back((self.next_number, op.key));
-        Outcome::Stored(Location::default())
+        Outcome::Stored
     }
 
     fn write(&self, op: &Operation, bytes: &[u8]) {
@@ -309,7 +309,7 @@ impl Tier for Handle {
         let taken = batch.len().min(MOST.saturating_sub(medium.transfers.len()));
         for op in &batch[..taken] {
             let (truth, holder) = (medium.truth.clone(), Holder::Transfer(medium.number));
-            let is_load = matches!(op.kind, OpKind::Load { .. });
+            let is_load = matches!(op.kind, OpKind::Load);
             let why = if is_load { "a load from a tier" } else { "a store to a tier" };
             let claim = op.slot.map(|at| truth.get().claim(at, op.length_bytes, is_load, holder, why));
             medium.transfers.push(Transfer { op: *op, boot: self.boot, claim, is_half_done: false });

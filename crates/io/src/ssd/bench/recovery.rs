@@ -67,7 +67,7 @@ fn fill(config: &SsdConfig, blocks: u64) -> Result<()> {
         while taken < batch.len() {
             taken += ssd.submit(&batch[taken..]);
             ssd.poll(&mut completions);
-            let is_fine = completions.drain(..).all(|done| matches!(done.outcome, Outcome::Stored(_)));
+            let is_fine = completions.drain(..).all(|done| matches!(done.outcome, Outcome::Stored));
             if !is_fine {
                 return Err(Error::new(ErrorKind::Io, "a store failed while a disk was filled"));
             }

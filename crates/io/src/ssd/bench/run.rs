@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::{checksum, combine};
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::Limits;
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 use rustix::event::{PollFd, PollFlags};
@@ -208,7 +208,7 @@ impl Rig {
                 }
                 rig.stored.swap_remove(drawn);
             };
-            (number, OpKind::Load { at: Location::default() }, rig.checksums[&number])
+            (number, OpKind::Load, rig.checksums[&number])
         })
     }
 
@@ -314,8 +314,8 @@ impl Rig {
 
 fn is_as_asked(op: &Operation, outcome: Outcome) -> bool {
     match (op.kind, outcome) {
-        (OpKind::Store, Outcome::Stored(_)) => true,
-        (OpKind::Load { .. }, Outcome::Loaded { checksum, .. }) => checksum == op.checksum,
+        (OpKind::Store, Outcome::Stored) => true,
+        (OpKind::Load, Outcome::Loaded { checksum, .. }) => checksum == op.checksum,
         _ => false,
     }
 }
