@@ -49,9 +49,10 @@ pub(super) struct Root {
     /// For loads, finds, stores.
     queue_limits: [usize; 3],
     counters: Counters,
-    refusals: Refusals,
-    /// Of loads, and of looks: a file that this user may not read is found all the same.
-    unread: [Refusals; 2],
+    refused_stores: Refusals,
+    refused_loads: Refusals,
+    /// Apart from those of loads: a file that this user may not read is found all the same.
+    refused_probes: Refusals,
 }
 
 impl Root {
@@ -61,7 +62,7 @@ impl Root {
         sweeper: SweeperHandle,
         config: &FsConfig,
     ) -> Root {
-        let refusals = Refusals::found(Refused::Writes, directory.last_refusal().map(said));
+        let refused_stores = Refusals::found(Refused::Writes, directory.last_refusal().map(said));
         Root {
             directory,
             completions: Vec::new(),
@@ -76,8 +77,9 @@ impl Root {
             max_block_bytes: config.max_block_bytes,
             queue_limits: [config.queued_loads, config.queued_finds, config.queued_stores],
             counters: Counters::default(),
-            refusals,
-            unread: [Refusals::of(Refused::Reads), Refusals::of(Refused::Reads)],
+            refused_stores,
+            refused_loads: Refusals::of(Refused::Reads),
+            refused_probes: Refusals::of(Refused::Reads),
         }
     }
 
@@ -231,8 +233,8 @@ impl Root {
             health: self.health(),
             missing: None,
             is_read_only: self.directory.is_read_only,
-            refuses_writes: self.refusals.told(),
-            refuses_reads: self.unread.iter().find_map(Refusals::told),
+            refuses_writes: self.refused_stores.told(),
+            refuses_reads: self.refused_loads.told().or_else(|| self.refused_probes.told()),
             used_bytes: self.directory.grants.last_used_bytes(),
             capacity_bytes: self.directory.grants.capacity_bytes(),
             counted_blocks: sweeps.blocks.load(Relaxed),
@@ -274,9 +276,9 @@ impl Root {
         let Some(flight) = self.flights.remove(&id) else { return };
         self.count(&flight, outcome, was_there);
         match flight.kind {
-            OpKind::Store if !self.directory.is_read_only => self.heard_of_store(outcome, was_there),
-            OpKind::Load => self.heard_of_read(0, outcome),
-            OpKind::Exists => self.heard_of_read(1, outcome),
+            OpKind::Store if !self.directory.is_read_only => self.note_store(outcome, was_there),
+            OpKind::Load => note_read(&mut self.refused_loads, &self.directory, outcome),
+            OpKind::Exists => note_read(&mut self.refused_probes, &self.directory, outcome),
             _ => {}
         }
         if outcome == Outcome::Failed(ErrorKind::Full) {
@@ -285,28 +287,13 @@ impl Root {
         self.completions.push(Completion { id, outcome });
     }
 
-    fn heard_of_store(&mut self, outcome: Outcome, was_there: bool) {
+    fn note_store(&mut self, outcome: Outcome, was_there: bool) {
         match outcome {
-            Outcome::Stored if !was_there => self.refusals.taken(&self.directory.path.to_string_lossy()),
+            Outcome::Stored if !was_there => self.refused_stores.taken(&self.directory.path.to_string_lossy()),
             Outcome::Failed(ErrorKind::Full | ErrorKind::Unsupported | ErrorKind::Io) => {
                 let now = Instant::now();
-                self.refusals.refused(now);
+                self.refused_stores.refused(now);
                 self.judge_refusals(now);
-            }
-            _ => {}
-        }
-    }
-
-    fn heard_of_read(&mut self, which: usize, outcome: Outcome) {
-        let (unread, path) = (&mut self.unread[which], self.directory.path.to_string_lossy());
-        match outcome {
-            Outcome::Failed(ErrorKind::Unsupported) => {
-                let now = Instant::now();
-                unread.refused(now);
-                unread.judge(&path, now, || said(Errno::ACCESS));
-            }
-            Outcome::Loaded { .. } | Outcome::Found | Outcome::Absent | Outcome::Failed(ErrorKind::Corrupt) => {
-                unread.taken(&path);
             }
             _ => {}
         }
@@ -315,7 +302,7 @@ impl Root {
     fn judge_refusals(&mut self, now: Instant) {
         let error = self.directory.last_refusal();
         let why = || error.map_or_else(|| "its capacity is used".to_string(), said);
-        self.refusals.judge(&self.directory.path.to_string_lossy(), now, why);
+        self.refused_stores.judge(&self.directory.path.to_string_lossy(), now, why);
     }
 
     fn count(&mut self, flight: &Flight, outcome: Outcome, was_there: bool) {
@@ -341,6 +328,22 @@ impl Root {
             }
             (_, Outcome::Found | Outcome::Absent | Outcome::Failed(_)) => {}
         }
+    }
+}
+
+/// What a load or a probe says of whether the directory answers such operations.
+fn note_read(refused: &mut Refusals, directory: &Directory, outcome: Outcome) {
+    let path = directory.path.to_string_lossy();
+    match outcome {
+        Outcome::Failed(ErrorKind::Unsupported) => {
+            let now = Instant::now();
+            refused.refused(now);
+            refused.judge(&path, now, || said(Errno::ACCESS));
+        }
+        Outcome::Loaded { .. } | Outcome::Found | Outcome::Absent | Outcome::Failed(ErrorKind::Corrupt) => {
+            refused.taken(&path);
+        }
+        _ => {}
     }
 }
 
