@@ -8,7 +8,6 @@
 mod breaker;
 mod deadline;
 mod faults;
-mod in_flight;
 mod retry;
 mod stack;
 mod stats;
