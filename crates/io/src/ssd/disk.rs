@@ -3,7 +3,7 @@
 //! Invariants: each accepted operation is completed exactly once. Everything has a limit: waiting loads and stores,
 //! transfers in flight, bytes not flushed. No call blocks. [`Disk::poll`] shows what happens in a turn.
 //!
-//! A disk is a log and its reads. `log` keeps what the log has in progress; `append`, `flush`, `footer` and `reclaim`
+//! A disk is a log and its reads. `log` keeps what the log has in progress; `writer`, `flush`, `footer` and `reclaim`
 //! go on with it. `reads` keeps the loads; `reader` carries them out. `index` and `space` say what is on the disk, and
 //! `io` has the transfers of both.
 

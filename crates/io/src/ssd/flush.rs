@@ -5,11 +5,10 @@ use std::time::Duration;
 use forebay_core::ErrorKind;
 use forebay_core::tier::Outcome;
 
-use super::batch::{Batch, Item, Stage};
 use super::disk::Disk;
 use super::io::Flight;
 use super::layout::{PAGE, Record, RecordKind};
-use super::log::Erase;
+use super::log::{Batch, Erase, Item, Stage};
 use crate::uring::Work;
 
 /// Records settled in one turn: each costs some cache misses, 1 to 3 us in an index of millions.

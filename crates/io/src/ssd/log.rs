@@ -1,27 +1,32 @@
 //! The log: stores and removals that wait for it, the batches at its head, notes, and failures that pause it.
 //!
-//! `append` fills and writes the batches, `flush` settles them, `footer` and `reclaim` end a segment and begin its new
-//! life. Where the segments are and what is in them, `space` and `index` know.
+//! A batch is written together: a page of headers, then the payloads in runs. `writer` fills and writes the batches,
+//! `flush` settles them, `footer` and `reclaim` end a segment and begin its new life. Where the segments are and what
+//! is in them, `space` and `index` know.
 //!
 //! Invariant: one store or removal of a key is in progress at a time, so they take effect in the order of the requests,
 //! in memory as on the disk.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use forebay_core::tier::{OpId, OpKind, Operation};
 use forebay_core::{BlockKey, ErrorKind};
 
-use super::batch::{Batch, Item};
 use super::closing::Closing;
 use super::io::RETRY_INTERVAL;
-use super::layout::{PAGE, RECORDS_PER_BATCH, RecordKind};
+use super::layout::{PAGE, RECORDS_PER_BATCH, Record, RecordKind};
+use crate::uring::{MOST_SPANS, Span};
 
 /// A store that has not begun after this time fails, since its block is pinned in the pool and others wait behind it.
 /// Six times what makes a disk count as hung.
 pub(super) const STORE_DEADLINE: Duration = Duration::from_secs(30);
 /// After this many failed writes in a row the log pauses: each attempt costs space.
 const PAUSE_AFTER: u32 = 4;
+/// Adjacent payloads are written together up to this size. The CPU cost of a transfer does not depend on its length,
+/// and a disk moves long ones faster.
+const RUN_PAGES: u32 = 128;
 
 /// A segment's new life in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -237,5 +242,92 @@ impl Log {
         let unsettled = self.batches.values().find(|batch| batch.segment == segment);
         let first = unsettled.map_or(self.next_sequence, |batch| batch.items[0].record.sequence);
         first_bad.map_or(first, |bad| bad.min(first))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// Its payloads are copied from elsewhere on the disk; its head is written when they are in place.
+    Filling,
+    Writing,
+    Written,
+    Syncing,
+    /// The flush has ended, like this.
+    Flushed(Option<ErrorKind>),
+}
+
+#[derive(Debug)]
+pub(super) struct Item {
+    pub record: Record,
+    /// The operation that waits for it.
+    pub op: Option<OpId>,
+    pub error: Option<ErrorKind>,
+    /// The sequence of the record of which it is a copy.
+    pub moved_from: Option<u64>,
+}
+
+/// The payloads of one transfer: those of these items.
+pub(super) struct Run {
+    pub items: Range<usize>,
+    pub spans: Vec<Span>,
+    pages: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub segment: u32,
+    pub page: u32,
+    pub next_page: u32,
+    /// The staging page from which its head is written.
+    pub head: u32,
+    pub stage: Stage,
+    pub items: Vec<Item>,
+    /// Transfers that have not ended.
+    pub outstanding: usize,
+}
+
+impl Batch {
+    /// Stores in it, and the bytes of their slots. Copies have none.
+    pub fn stores(&self) -> (usize, u64) {
+        let stores = self.items.iter().filter(|item| item.op.is_some());
+        let pages = stores.map(|item| item.record.payload_pages()).filter(|pages| *pages > 0);
+        pages.fold((0, 0), |(count, bytes), pages| (count + 1, bytes + u64::from(pages) * PAGE))
+    }
+}
+
+impl Run {
+    pub fn at(item: usize) -> Run {
+        Run { items: item..item, spans: Vec::new(), pages: 0 }
+    }
+
+    pub fn has_room(&self, pages: u32) -> bool {
+        self.pages + pages <= RUN_PAGES && self.spans.len() < MOST_SPANS
+    }
+
+    pub fn add(&mut self, item: usize, span: Span, pages: u32) {
+        self.items.end = item + 1;
+        self.spans.push(span);
+        self.pages += pages;
+    }
+}
+
+impl Item {
+    pub fn new(kind: RecordKind, key: BlockKey, length_bytes: u64, checksum: u64, op: Option<OpId>) -> Item {
+        let record = Record { kind, key, sequence: 0, first_page: 0, length_bytes, checksum };
+        Item { record, op, error: None, moved_from: None }
+    }
+
+    pub fn of(op: &Operation) -> Item {
+        match op.kind {
+            OpKind::Store => Item::new(RecordKind::Block, op.key, op.length_bytes, op.checksum, Some(op.id)),
+            _ => Item::new(RecordKind::Removed, op.key, 0, 0, Some(op.id)),
+        }
+    }
+
+    /// A copy of a block on the disk.
+    pub fn copy(record: &Record) -> Item {
+        let Record { key, length_bytes, checksum, sequence, .. } = *record;
+        let item = Item::new(RecordKind::Block, key, length_bytes, checksum, None);
+        Item { moved_from: Some(sequence), ..item }
     }
 }

@@ -9,8 +9,6 @@
 //! has the requested key and the bytes that were stored. One daemon uses a disk. Space and memory are bounded.
 //! `docs/formats/ssd.md` draws the disk; `docs/tiers/ssd.md` says what the tier promises and how it fails.
 
-mod append;
-mod batch;
 pub mod bench;
 mod budget;
 mod claim;
@@ -42,6 +40,7 @@ mod space;
 mod staging;
 mod tier;
 mod watch;
+mod writer;
 
 pub use claim::{DiskClaim, OpenedDisk};
 pub use claim_process::{Answer, ClaimProcess, answer_claim};

@@ -10,12 +10,11 @@ use std::collections::VecDeque;
 
 use forebay_core::ErrorKind;
 
-use super::batch::{Item, Stage};
 use super::disk::Disk;
 use super::index::Entry;
 use super::io::{Flight, RETRY_INTERVAL};
 use super::layout::{PAGE, RECORDS_PER_BATCH, Record, SegmentHeader};
-use super::log::Erase;
+use super::log::{Erase, Item, Stage};
 use super::space::SegmentState;
 use super::staging::{Staging, joined, pieces};
 use crate::uring::{Span, Work};

@@ -1,4 +1,4 @@
-//! From slots to the log: batches of blocks at its head.
+//! From slots to the disk: batches of blocks at the head of the log.
 //!
 //! A batch is one page of headers and the payloads behind it. Payloads go to the disk directly from their slots, many
 //! in one transfer. Filling (only when blocks are carried over) → writing → written → syncing → settled. Invariants:
@@ -11,12 +11,11 @@ use std::ops::Range;
 use forebay_core::tier::{OpKind, Operation, Outcome};
 use forebay_core::{BlockKey, ErrorKind};
 
-use super::batch::{Batch, Item, Run, Stage};
 use super::disk::Disk;
 use super::index::Entry;
 use super::io::Flight;
 use super::layout::{BatchHead, PAGE, RECORDS_PER_BATCH, RecordKind};
-use super::log::STORE_DEADLINE;
+use super::log::{Batch, Item, Run, STORE_DEADLINE, Stage};
 use super::staging::Staging;
 use crate::uring::{Spans, Work};
 
