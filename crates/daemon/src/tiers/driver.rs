@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::purge::Purges;
 use super::spec::{Driven, TICK, TierSpec};
-use super::waiting::Waiting;
+use super::submissions::Submissions;
 
 /// A tier that is sick for less is not worth a line: a server takes a moment to be connected to.
 const SICK_AFTER: Duration = Duration::from_secs(1);
@@ -49,15 +49,15 @@ pub struct Driver {
     next_op: u64,
     pub(super) under_way: HashMap<OpId, Under>,
     /// In the order in which the tier is offered them.
-    probes: Waiting,
-    loads: Waiting,
+    probes: Submissions,
+    loads: Submissions,
     /// Loads that nobody asked for yet. Those that are asked for go over to `loads`.
-    prefetches: Waiting,
-    others: Waiting,
+    prefetches: Submissions,
+    others: Submissions,
     /// Before the stores among `others`, which may wait for a disk's write budget.
-    removals: Waiting,
+    removals: Submissions,
     /// Handed over a few at a time.
-    touches: Waiting,
+    touches: Submissions,
     pub(super) purges: Purges,
     /// As the core was told.
     pub(super) was_healthy: bool,
@@ -110,12 +110,12 @@ impl Driver {
             start: Instant::now(),
             next_op: 1,
             under_way: HashMap::new(),
-            probes: Waiting::default(),
-            loads: Waiting::default(),
-            prefetches: Waiting::default(),
-            others: Waiting::default(),
-            removals: Waiting::default(),
-            touches: Waiting::default(),
+            probes: Submissions::default(),
+            loads: Submissions::default(),
+            prefetches: Submissions::default(),
+            others: Submissions::default(),
+            removals: Submissions::default(),
+            touches: Submissions::default(),
             purges: Purges::default(),
             was_healthy: false,
             changed_at: Instant::now(),
@@ -166,7 +166,7 @@ impl Driver {
     /// Operations not taken by the tier yet.
     pub fn waiting(&self) -> usize {
         let queues = [&self.probes, &self.loads, &self.prefetches, &self.others, &self.removals, &self.touches];
-        queues.into_iter().map(Waiting::len).sum()
+        queues.into_iter().map(Submissions::len).sum()
     }
 
     /// For the core's questions.
@@ -263,7 +263,7 @@ impl Driver {
         self.prefetches.take(is_asked).into_iter().for_each(|op| self.loads.push(op, now));
         tier.advance(now);
         let queues = [&mut self.probes, &mut self.loads, &mut self.prefetches, &mut self.removals, &mut self.others];
-        queues.into_iter().for_each(|waiting| waiting.offer(tier));
+        queues.into_iter().for_each(|submissions| submissions.submit(tier));
     }
 
     /// Whether the tier is open with all its parts, and has told of all blocks that they had.
@@ -371,7 +371,7 @@ impl Driver {
         tier.advance(now);
         tier.poll(&mut ended);
         tier.take_late(&mut late);
-        self.touches.offer_some(TOUCHES_AT_ONCE, tier);
+        self.touches.submit_some(TOUCHES_AT_ONCE, tier);
         let is_healthy = tier.health() == Health::Healthy && !self.is_closed;
         self.take_stale(is_healthy, &mut ended);
         self.hear_of_parts(core);

@@ -20,7 +20,7 @@ mod redis;
 mod report;
 pub mod spec;
 mod ssd;
-mod waiting;
+mod submissions;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

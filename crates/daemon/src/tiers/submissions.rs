@@ -1,4 +1,4 @@
-//! Operations that the tier has not taken yet, in order, each with the time since which it waits.
+//! Submits operations to a tier in order; what the tier does not take yet waits here, each with the time since then.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use forebay_core::tier::{OpId, Operation, Tier};
 
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct Submissions {
     ops: VecDeque<Operation>,
     since: VecDeque<Duration>,
 }
 
-impl Waiting {
+impl Submissions {
     pub fn len(&self) -> usize {
         self.ops.len()
     }
@@ -22,12 +22,12 @@ impl Waiting {
     }
 
     /// Hands the tier what it takes.
-    pub fn offer(&mut self, tier: &mut impl Tier) {
-        self.offer_some(usize::MAX, tier);
+    pub fn submit(&mut self, tier: &mut impl Tier) {
+        self.submit_some(usize::MAX, tier);
     }
 
     /// The same with the first `most` of them.
-    pub fn offer_some(&mut self, most: usize, tier: &mut impl Tier) {
+    pub fn submit_some(&mut self, most: usize, tier: &mut impl Tier) {
         if self.ops.is_empty() {
             return;
         }
