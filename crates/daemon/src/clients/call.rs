@@ -4,8 +4,8 @@
 //! until its last byte has left the process or its connection is gone. Whoever sends its message too slowly loses the
 //! call. A large message that would take far more memory once it is decoded is refused before.
 //!
-//! Calls that copy blocks wait for room. All others are refused at once: an engine is better off without an answer than
-//! behind the copies of others.
+//! Calls that copy blocks wait for room: a `Put` before its message is read, a `Get` when no tier keeps it waiting any
+//! more. All others are refused at once: an engine is better off without an answer than behind the copies of others.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -65,7 +65,7 @@ impl Kind {
 /// A call that was let in; it counts until this is dropped.
 pub struct Call {
     place: Arc<Place>,
-    /// Of its message; 0 if it copies.
+    /// Of its message; 0 if its room covers it.
     bytes: AtomicU64,
 }
 
@@ -82,6 +82,8 @@ pub struct Begun {
     pub message: Receiving,
     /// Of the message.
     pub length: u64,
+    pub kind: Kind,
+    /// Of a `Put`, for its message.
     pub room: Option<Room>,
 }
 
@@ -100,13 +102,12 @@ impl Call {
         let room = match kind {
             // The service refuses it.
             _ if length > limits.message_bytes => None,
-            Kind::Put => Some(wait_for_room(place, length).await?),
-            Kind::Get => Some(wait_for_room(place, limits.message_bytes).await?),
+            Kind::Put => Some(place.wait()?.for_room(length).await?),
             Kind::Health if length > HEALTH_BYTES => {
                 return Err(Error::invalid("a request for health is too long").with("bytes", length));
             }
             Kind::Health => None,
-            Kind::Other => {
+            Kind::Get | Kind::Other => {
                 call.admit(length)?;
                 None
             }
@@ -114,7 +115,7 @@ impl Call {
         let (first, left) = (Some(first), length + PREFIX_BYTES as u64);
         let decoded = (length >= LARGE_BYTES).then(|| Decoded::new(lists::of(path), PREFIX_BYTES, length));
         let message = Receiving { first, rest: message, left, decoded, late: Box::pin(sleep(TIME_TO_SEND)) };
-        Ok(Begun { call, answering, message, length, room })
+        Ok(Begun { call, answering, message, length, kind, room })
     }
 
     fn count(place: &Arc<Place>, kind: Kind) -> Result<Call> {
@@ -192,25 +193,37 @@ async fn read_prefix(message: &mut Incoming) -> Result<(Bytes, u64)> {
     }
 }
 
-async fn wait_for_room(place: &Arc<Place>, bytes: u64) -> Result<Room> {
-    let (room, _waiting) = place.with(|clients, user, id| {
-        let waiting = user.waiting_copies;
-        let connection = user.connections.get_mut(&id).ok_or_else(leaving)?;
-        if waiting >= WAITING_COPIES || connection.waiting_copies >= WAITING_COPIES_OF_CONNECTION {
-            return Err(clients.refuse(place.uid, user, Refusal::CopyBytes));
-        }
-        connection.waiting_copies += 1;
-        user.waiting_copies += 1;
-        Ok((user.copies.clone(), Waiting(place.clone())))
-    })?;
-    let wanted = room.acquire_many_owned(kib(bytes.max(1)));
-    match timeout(TIME_TO_WAIT, wanted).await {
-        Ok(room) => Ok(room.expect("the semaphore is never closed")),
-        Err(_) => Err(place.with(|clients, user, _| clients.refuse(place.uid, user, Refusal::CopyBytes))),
+impl Place {
+    /// Errors with `Full` if too many of the user's `Put` and `Get` calls wait, for room or for a tier.
+    pub fn wait(self: &Arc<Place>) -> Result<Waiting> {
+        self.with(|clients, user, id| {
+            let waiting = user.waiting_copies;
+            let connection = user.connections.get_mut(&id).ok_or_else(leaving)?;
+            if waiting >= WAITING_COPIES || connection.waiting_copies >= WAITING_COPIES_OF_CONNECTION {
+                return Err(clients.refuse(self.uid, user, Refusal::CopyBytes));
+            }
+            connection.waiting_copies += 1;
+            user.waiting_copies += 1;
+            Ok(Waiting(self.clone()))
+        })
     }
 }
 
-struct Waiting(Arc<Place>);
+/// A call that waits to copy; it counts until this is dropped.
+pub struct Waiting(Arc<Place>);
+
+impl Waiting {
+    /// Ends the wait. Errors with `Full` if there is no room for too long.
+    pub async fn for_room(self, bytes: u64) -> Result<Room> {
+        let Waiting(place) = &self;
+        let room = place.with(|_, user, _| user.copies.clone());
+        let wanted = room.acquire_many_owned(kib(bytes.max(1)));
+        match timeout(TIME_TO_WAIT, wanted).await {
+            Ok(room) => Ok(room.expect("the semaphore is never closed")),
+            Err(_) => Err(place.with(|clients, user, _| clients.refuse(place.uid, user, Refusal::CopyBytes))),
+        }
+    }
+}
 
 impl Drop for Waiting {
     fn drop(&mut self) {

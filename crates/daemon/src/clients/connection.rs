@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 use tonic::body::Body;
 use tonic::codegen::Service as _;
 
-use super::call::{Answer, Begun, Call, LARGE_BYTES};
+use super::call::{Answer, Begun, Call, Kind, LARGE_BYTES, Room};
 use super::{Place, kib};
 use crate::service::Service;
 use crate::turns;
@@ -70,20 +70,22 @@ async fn answer(
         Ok(begun) => begun,
         Err(error) => return refused(&error),
     };
-    let Begun { call, answering, message, length, mut room } = begun;
+    let Begun { call, answering, message, length, kind, mut room } = begun;
     head.extensions.insert(place.clone());
     let called = service.call(Request::from_parts(head, message));
-    let response = match &mut room {
-        Some(room) => {
-            let response = Aside::run(aside, async { encoded(called.await).await }).await;
+    let response = match kind {
+        Kind::Put | Kind::Get => {
+            let mut response = Aside::run(aside, async { encoded(called.await).await }).await;
+            room = room.or(response.extensions_mut().remove::<Arc<Room>>().and_then(Arc::into_inner));
             response.map(|(body, bytes)| {
                 // What a call needs beyond its answer ends with it.
-                drop(room.split(room.num_permits().saturating_sub(kib(bytes) as usize)));
+                let spare = |room: &mut Room| room.split(room.num_permits().saturating_sub(kib(bytes) as usize));
+                drop(room.as_mut().map(spare));
                 body
             })
         }
-        None if length >= LARGE_BYTES => Aside::run(aside, called).await.unwrap_or_else(|never| match never {}),
-        None => called.await.unwrap_or_else(|never| match never {}),
+        _ if length >= LARGE_BYTES => Aside::run(aside, called).await.unwrap_or_else(|never| match never {}),
+        _ => called.await.unwrap_or_else(|never| match never {}),
     };
     drop(answering);
     response.map(|body| Body::new(Answer::new(body, call, room)))

@@ -25,6 +25,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::config::Config;
 
+pub use call::Room;
 pub use connection::serve;
 pub use files::raise_limit;
 pub use taken::UserReport;
@@ -47,8 +48,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 const TIME_TO_READ: Duration = Duration::from_secs(10);
 /// Answers that a client may leave unread for as long as it likes: as an engine that a debugger has stopped does.
 const UNREAD_BYTES: u64 = 1 << 20;
-/// Calls that wait for `limits.copy_bytes_per_user`. Each may keep half a MiB of its message in the connection's
-/// buffer.
+/// Calls that wait for `limits.copy_bytes_per_user`, and `Get` calls that wait for a tier. A `Put` may keep half a MiB of
+/// its message in the connection's buffer. All that wait for tiers take at most 4 % of the deciding thread.
 const WAITING_COPIES: usize = 64;
 /// Of those, on one connection: their buffers fit the connection's window, so its other calls are heard.
 const WAITING_COPIES_OF_CONNECTION: usize = 48;
@@ -129,7 +130,7 @@ pub struct LentBytes {
     bytes: u64,
 }
 
-/// Copying calls of a user at a time: each holds a thread, and its message of up to 16 MiB.
+/// Calls of a user that copy at a time: each holds a thread, and its message of up to 16 MiB.
 const COPIES_AT_A_TIME: usize = 4;
 
 impl Limits {

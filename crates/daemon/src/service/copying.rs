@@ -2,7 +2,8 @@
 //!
 //! The bytes are in the messages, or in memory that the client has lent (`tasks/lend.rs`).
 //!
-//! The copies run on other threads, between two events, and continue to their end even if the client is gone.
+//! The copies run on other threads, between two events, and continue to their end even if the client is gone. A `Get`
+//! waits for tiers before it copies, without a thread.
 //!
 //! Invariant: until its copy has ended, a slot or block is the daemon's own ([`Instance::DAEMON`]), whatever happens to
 //! the client's session and instance: a reservation while a slot is filled, a lease while a block is read.
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
 use forebay_core::key::BlockHash;
-use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET};
+use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
 use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome as Outcome;
 use forebay_core::{Core, Error, ErrorKind, Generation, Instance, NamespaceIndex, Result, SlotId};
@@ -21,7 +22,7 @@ use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, LentPlace, 
 use forebay_rpc::{MAX_BLOCKS, MAX_MESSAGE_BYTES};
 
 use super::{check_hashes, group_index, store};
-use crate::clients::Place;
+use crate::clients::{Place, Room};
 use crate::loans::Borrowed;
 use crate::state::{Shared, State};
 
@@ -37,15 +38,32 @@ pub async fn put(shared: &Shared, place: &Place, request: PutRequest) -> Result<
     tokio::task::spawn_blocking(run).await.expect("a copy does not panic")
 }
 
-pub async fn get(shared: &Shared, place: &Place, request: GetRequest) -> Result<GetReply> {
-    let (copiers, uid) = (place.copiers(), place.uid());
-    let copier = copiers.acquire_owned().await.expect("the semaphore is never closed");
-    let shared = shared.clone();
-    let run = move || {
-        let _copier = copier;
-        get_blocks(&shared, uid, &request)
-    };
-    tokio::task::spawn_blocking(run).await.expect("a copy does not panic")
+/// Returns the room that the answer takes as well.
+///
+/// While it waits for a tier, a call holds neither a thread nor room, which the user's other calls need: it holds its
+/// keys, and counts among those that wait.
+pub async fn get(shared: &Shared, place: &Arc<Place>, request: GetRequest) -> Result<(GetReply, Room)> {
+    let mut getting = Getting::begin(shared, place.uid(), request)?;
+    let waiting = place.wait()?;
+    getting.settle(shared, getting.count()).await?;
+    let room = waiting.for_room(place.limits().message_bytes).await?;
+    loop {
+        let copier = place.copiers().acquire_owned().await.expect("the semaphore is never closed");
+        let shared_there = shared.clone();
+        let run = move || {
+            let _copier = copier;
+            getting.copy(&shared_there).map(|is_over| (getting, is_over))
+        };
+        let (copied, is_over) = tokio::task::spawn_blocking(run).await.expect("a copy does not panic")?;
+        if is_over {
+            return Ok((copied.reply, room));
+        }
+        getting = copied;
+        // The block was evicted before its turn. To wait for more of them would evict others. Each try takes patience,
+        // so calls that evict each other's blocks end.
+        getting.patience.waited += FIRST_PAUSE;
+        getting.settle(shared, getting.at + 1).await?;
+    }
 }
 
 /// What the daemon keeps of a block of a call does not depend on the block's size.
@@ -229,52 +247,130 @@ fn sum_slices(data: &[u8], lengths: &[u64]) -> Vec<Slice> {
     lengths.iter().map(slice).collect()
 }
 
-fn get_blocks(shared: &Shared, uid: u32, request: &GetRequest) -> Result<GetReply> {
-    let start = Instant::now();
-    let hash_bytes = check_hashes(&request.hashes, request.hash_bytes)?;
-    check_count(request.hashes.len() / hash_bytes)?;
-    let group = group_index(request.group)?;
-    let (_, length) = target(&mut shared.lock(), request.session, request.namespace, group)?;
-    let lent = request.lent.as_ref().map(|place| lent(shared, uid, request.session, place)).transpose()?;
-    if let Some(lent) = &lent {
-        lent.check(request.hashes.len() / hash_bytes, length)?;
-    }
-    let mut reply = GetReply::default();
-    let (mut size, mut hits, mut has_gap) = (0, 0, false);
-    let mut patience = Patience::new(shared.lock().tiers.longest_deadline());
-    for (at, hash) in request.hashes.chunks_exact(hash_bytes).enumerate() {
-        if at % ASKED_AT_ONCE == 0 {
-            ask(shared, request, group, (at, hash_bytes))?;
+/// A `Get` under way.
+struct Getting {
+    start: Instant,
+    request: GetRequest,
+    group: u16,
+    hash_bytes: usize,
+    /// Of a block.
+    length: u64,
+    lent: Option<LentPart>,
+    /// The key whose turn it is.
+    at: usize,
+    patience: Patience,
+    reply: GetReply,
+    size: usize,
+    hits: usize,
+    has_gap: bool,
+}
+
+impl Getting {
+    fn begin(shared: &Shared, uid: u32, request: GetRequest) -> Result<Getting> {
+        let start = Instant::now();
+        let hash_bytes = check_hashes(&request.hashes, request.hash_bytes)?;
+        check_count(request.hashes.len() / hash_bytes)?;
+        let group = group_index(request.group)?;
+        let (_, length) = target(&mut shared.lock(), request.session, request.namespace, group)?;
+        let lent = request.lent.as_ref().map(|place| lent(shared, uid, request.session, place)).transpose()?;
+        if let Some(lent) = &lent {
+            lent.check(request.hashes.len() / hash_bytes, length)?;
         }
-        let Some(found) = pin(shared, request, group, (at, hash_bytes), &mut patience)? else {
-            has_gap = true;
-            continue;
-        };
-        hits += usize::from(!has_gap);
-        let in_message = if lent.is_some() { 16 } else { found.length as usize + hash_bytes + 16 };
-        size += in_message;
-        if size > MAX_MESSAGE_BYTES {
+        let patience = Patience::new(shared.lock().tiers.longest_deadline());
+        let reply = GetReply::default();
+        let (at, size, hits, has_gap) = (0, 0, 0, false);
+        Ok(Getting { start, request, group, hash_bytes, length, lent, at, patience, reply, size, hits, has_gap })
+    }
+
+    fn count(&self) -> usize {
+        self.request.hashes.len() / self.hash_bytes
+    }
+
+    /// Waits until no block from this call's turn on, up to one key, is being verified or promoted, or patience ends.
+    async fn settle(&mut self, shared: &Shared, until: usize) -> Result<()> {
+        let (mut at, mut pause) = (self.at, FIRST_PAUSE);
+        while at < until {
+            let states = self.ask(shared, at)?;
+            // Trailing misses have no state.
+            let settled = states.iter().position(|state| *state == STATE_NOT_YET).unwrap_or(ASKED_AT_ONCE);
+            if states.first() == Some(&STATE_READY) && settled > 0 {
+                self.patience.came(at);
+            }
+            at += settled;
+            if settled == ASKED_AT_ONCE || at >= until {
+                continue;
+            }
+            if self.patience.is_over() {
+                return Ok(());
+            }
+            pause = if settled > 0 { FIRST_PAUSE } else { (pause * 2).min(LAST_PAUSE) };
+            let begun = tokio::time::Instant::now();
+            tokio::time::sleep(pause).await;
+            self.patience.waited += begun.elapsed();
+        }
+        Ok(())
+    }
+
+    /// Starts the probes, promotions and verifications of the call's next keys, so that the call does not wait for one
+    /// block after another. Returns their states.
+    fn ask(&self, shared: &Shared, from: usize) -> Result<Vec<u8>> {
+        let keys = &self.request.hashes[from * self.hash_bytes..];
+        let keys = &keys[..keys.len().min(ASKED_AT_ONCE * self.hash_bytes)];
+        shared.event(|state| {
+            let (namespace, _) = target(state, self.request.session, self.request.namespace, self.group)?;
+            let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
+            let mut answer = Answer::default();
+            state.core.look(&mut lookup, self.group, keys, self.hash_bytes, &mut answer);
+            state.core.cancel_lookup(lookup);
+            Ok(answer.states)
+        })
+    }
+
+    /// Copies blocks from the call's turn on. False if one has to be waited for.
+    fn copy(&mut self, shared: &Shared) -> Result<bool> {
+        while self.at < self.count() {
+            let hash = &self.request.hashes[self.at * self.hash_bytes..][..self.hash_bytes];
+            let is_last = self.patience.is_over();
+            let looked =
+                shared.event(|state| look(state, &self.request, self.group, (hash, self.hash_bytes), is_last))?;
+            match looked {
+                Looked::Found(found) => self.take(shared, &found)?,
+                Looked::Absent => self.has_gap = true,
+                Looked::NotYet => return Ok(false),
+            }
+            self.at += 1;
+        }
+        note_seen(shared, &self.request, self.group, self.hash_bytes, self.hits, self.start);
+        Ok(true)
+    }
+
+    fn take(&mut self, shared: &Shared, found: &Pinned) -> Result<()> {
+        self.hits += usize::from(!self.has_gap);
+        let in_message = if self.lent.is_some() { 16 } else { found.length as usize + self.hash_bytes + 16 };
+        self.size += in_message;
+        if self.size > MAX_MESSAGE_BYTES {
             shared.event(|state| state.core.release(Instance::DAEMON, found.lease));
             return Err(Error::new(ErrorKind::Full, "the requested blocks do not fit in one message")
                 .with("limit", MAX_MESSAGE_BYTES)
                 .hint("request fewer blocks at a time"));
         }
-        if let Some(lent) = &lent {
+        if let Some(lent) = &self.lent {
             // Its namespace may be a new one by now, with blocks of another length.
-            let checksum = (found.length == length).then(|| copy_out(shared, &found, lent, lent.place(at, length)));
-            shared.event(|state| release(state, &found, checksum.map_or(0, |_| length)));
+            let copy = || copy_out(shared, found, lent, lent.place(self.at, self.length));
+            let checksum = (found.length == self.length).then(copy);
+            shared.event(|state| release(state, found, checksum.map_or(0, |_| self.length)));
             if let Some(checksum) = checksum {
-                reply.found.push(at as u32);
-                reply.checksums.extend(checksum);
+                self.reply.found.push(self.at as u32);
+                self.reply.checksums.extend(checksum);
             }
-            continue;
+            return Ok(());
         }
-        let data = read(shared, &found);
-        shared.event(|state| give_back(state, &found, data.as_deref()));
-        reply.blocks.extend(data.map(|data| Block { hash: hash.to_vec(), data }));
+        let data = read(shared, found);
+        shared.event(|state| give_back(state, found, data.as_deref()));
+        let hash = &self.request.hashes[self.at * self.hash_bytes..][..self.hash_bytes];
+        self.reply.blocks.extend(data.map(|data| Block { hash: hash.to_vec(), data }));
+        Ok(())
     }
-    note_seen(shared, request, group, hash_bytes, hits, start);
-    Ok(reply)
 }
 
 /// Copies the block to lent memory, and returns the checksum with which the client compares it, if that is to be done.
@@ -332,30 +428,29 @@ pub fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
 /// for. A look at them takes about 25 µs.
 const ASKED_AT_ONCE: usize = 256;
 
-/// Starts the probes, promotions and verifications of a call's next keys, so that the call does not wait for one block
-/// after another.
-fn ask(shared: &Shared, request: &GetRequest, group: u16, (from, hash_bytes): (usize, usize)) -> Result<()> {
-    let keys = &request.hashes[from * hash_bytes..];
-    let keys = &keys[..keys.len().min(ASKED_AT_ONCE * hash_bytes)];
-    shared.event(|state| -> Result<()> {
-        let (namespace, _) = target(state, request.session, request.namespace, group)?;
-        let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
-        state.core.look(&mut lookup, group, keys, hash_bytes, &mut Answer::default());
-        state.core.cancel_lookup(lookup);
-        Ok(())
-    })
-}
-
 /// How long a call still waits for blocks: as long as the slowest tier may take for one, from the last block on that
 /// came up while it waited. So a store that brings nothing costs a call one wait, however many blocks it asks for.
 struct Patience {
     waited: Duration,
     most: Duration,
+    /// Keys that can no longer renew it: each does so once, however often its block is evicted and comes again.
+    came: usize,
 }
 
 impl Patience {
     fn new(deadline: Duration) -> Patience {
-        Patience { waited: Duration::ZERO, most: deadline.max(VERIFY_DEADLINE) }
+        Patience { waited: Duration::ZERO, most: deadline.max(VERIFY_DEADLINE), came: 0 }
+    }
+
+    /// A block came up.
+    fn came(&mut self, at: usize) {
+        if at >= self.came {
+            (self.waited, self.came) = (Duration::ZERO, at + 1);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.waited >= self.most
     }
 }
 
@@ -369,48 +464,14 @@ pub struct Pinned {
     is_of_trial: bool,
 }
 
-/// The block of one key, under a lease of its own. Waits for blocks that are being verified or promoted; however often
-/// it looks, the key counts once, with the last answer.
-fn pin(
-    shared: &Shared,
-    request: &GetRequest,
-    group: u16,
-    (at, hash_bytes): (usize, usize),
-    patience: &mut Patience,
-) -> Result<Option<Pinned>> {
-    let hash = &request.hashes[at * hash_bytes..][..hash_bytes];
-    let (mut begun, mut pause) = (None::<Instant>, FIRST_PAUSE);
-    loop {
-        let waited = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
-        let is_last = patience.waited + waited >= patience.most;
-        match shared.event(|state| look(state, request, group, (hash, hash_bytes), is_last))? {
-            Looked::Found(found) => {
-                patience.waited = if begun.is_some() { Duration::ZERO } else { patience.waited };
-                return Ok(Some(found));
-            }
-            Looked::Absent => {
-                patience.waited += waited;
-                return Ok(None);
-            }
-            // 16 MiB are verified in about a millisecond, and read in some. What a store was found to have by now is
-            // asked for together.
-            Looked::NotYet => {
-                begun.get_or_insert_with(Instant::now);
-                ask(shared, request, group, (at, hash_bytes))?;
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(LAST_PAUSE);
-            }
-        }
-    }
-}
-
 pub enum Looked {
     Found(Pinned),
     Absent,
     NotYet,
 }
 
-/// One look at one key. With `is_last` a block that is not there yet is absent.
+/// One look at one key, for a lease of its own. With `is_last` a block that is not there yet is absent. However often a
+/// call looks, the key counts once, with the last answer.
 pub fn look(
     state: &mut State,
     request: &GetRequest,
@@ -436,9 +497,10 @@ pub fn look(
 }
 
 const VERIFY_DEADLINE: Duration = Duration::from_millis(100);
-/// Pauses grow, so that many calls that wait for a slow store leave the deciding thread to others.
+/// 16 MiB are verified in about a millisecond, and read in some. Pauses grow, so that all calls of a user that may wait
+/// for a slow store leave the deciding thread to others: 64 of them take at most 40 ms of a second.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
-const LAST_PAUSE: Duration = Duration::from_millis(10);
+const LAST_PAUSE: Duration = Duration::from_millis(40);
 
 fn no_group(group: u16) -> Error {
     let error = Error::invalid("the namespace has no such group").with("group", group);

@@ -118,7 +118,11 @@ impl Forebay for Service {
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
         let place = place(&request);
-        self.answer("get", copying::get(&self.shared, &place, request.into_inner()).await)
+        let got = copying::get(&self.shared, &place, request.into_inner()).await;
+        let mut response = self.answer("get", got)?.map(|(reply, room)| (reply, Arc::new(room)));
+        let room = response.get_ref().1.clone();
+        response.extensions_mut().insert(room);
+        Ok(response.map(|(reply, _)| reply))
     }
 
     async fn inspect(&self, _: Request<InspectRequest>) -> Result<Response<InspectReply>, Status> {

@@ -303,7 +303,7 @@ fn hear(daemon: &Daemon, open: &mut Open, call: u8, body: &[u8]) -> Result<usize
         }
         9 => {
             let request = read(body)?;
-            run(Box::pin(async { copying::get(shared, &place, request).await.map(|reply| reply.blocks.len()) }))
+            run(Box::pin(async { copying::get(shared, &place, request).await.map(|(reply, _)| reply.blocks.len()) }))
         }
         10 => {
             let request = read(body)?;
