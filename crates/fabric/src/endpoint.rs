@@ -264,9 +264,13 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Deregisters; [`Endpoint::deregistered`] says when no peer maps the region any more.
+    /// Deregisters; [`Endpoint::deregistered`] says when no peer maps the region any more. Until that was said it may be
+    /// called again, by who gave up waiting for it.
     pub fn deregister(&self, region: RegionId) -> Result<()> {
-        self.with(|fabric| fabric.deregister(region))
+        self.with(|fabric| match self.shared.inbox().deregistered.contains(&region) {
+            true => Ok(()),
+            false => fabric.deregister(region),
+        })
     }
 
     /// Whether no peer maps a region that is being deregistered, after at most `timeout`.
@@ -454,8 +458,9 @@ fn run(shared: &Shared) {
             fabric.close(&mut events);
             kept.extend(fabric.take_dropped());
         }
-        drop(fabric);
+        // Under the fabric's lock, so that what the fabric has forgotten is in the inbox.
         shared.take(&mut events);
+        drop(fabric);
         if is_over {
             return;
         }

@@ -381,9 +381,11 @@ impl Fabric {
     }
 
     /// Ends the region: our operations on it end with an error at once, peers' are refused from now on.
-    /// [`Event::Deregistered`] follows once, when peers that had mapped it no longer do, or are gone.
+    /// [`Event::Deregistered`] follows once, when peers that had mapped it no longer do, or are gone. Until then a
+    /// second call does nothing.
     pub fn deregister(&mut self, region: RegionId) -> Result<()> {
-        if self.books.leaving.values().any(|(leaving, _)| *leaving == region) {
+        let is_told = |event: &Event| matches!(event, Event::Deregistered { region: it } if *it == region);
+        if self.books.leaving.values().any(|(leaving, _)| *leaving == region) || self.events.iter().any(is_told) {
             return Ok(());
         }
         let entry = self.books.regions.remove(&region).ok_or_else(no_region)?;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::{ErrorKind, Result};
-use forebay_fabric::{Descriptor, Event, MESSAGE_WINDOW, MOST_MESSAGE_BYTES, Memory, OpId, Operation, Rights, Verb};
+use forebay_fabric::{
+    Descriptor, Endpoint, Event, MESSAGE_WINDOW, MOST_MESSAGE_BYTES, Memory, OpId, Operation, Rights, Verb,
+};
 use support::{Pair, Side, TRANSPORTS, Transport, both, bytes_of, end_of, options, pattern, segment, take};
 
 /// Runs a claim on each transport.
@@ -171,6 +173,20 @@ fn notices_that_nobody_takes_are_limited() {
         let op = write(pair).unwrap();
         pair.end_of(op).unwrap();
     });
+}
+
+/// As who gave up waiting for the end, and comes again.
+#[test]
+fn memory_may_be_deregistered_again_until_its_end_was_told() {
+    let endpoint = Endpoint::new(options()).unwrap();
+    let memory = Arc::new(Memory::allocate(4096).unwrap());
+    for _ in 0..100 {
+        let region = endpoint.with(|fabric| fabric.register(&memory, 0, 4096, Rights::NONE)).unwrap();
+        // The end comes at any time between these.
+        (0..10).for_each(|_| endpoint.deregister(region).unwrap());
+        endpoint.deregistered(region, Duration::from_secs(20)).expect("the end");
+        assert_eq!(endpoint.deregister(region).unwrap_err().kind(), ErrorKind::Invalid);
+    }
 }
 
 #[test]
