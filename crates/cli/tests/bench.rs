@@ -139,6 +139,7 @@ fn what_cannot_be_measured_is_refused_with_bounds() {
     let path = home.path().join("disk");
     let ssd = ["bench", "ssd", path.to_str().expect("a path in UTF-8")];
     let redis = ["bench", "redis", "redis://localhost:1"];
+    let transfer = ["bench", "transfer"];
     for (command, flag, value, bounds) in [
         (&ssd[..], "--size-bytes", "18446744073709551615", "a multiple of 4KiB, and 64MiB at most"),
         (&ssd, "--size-bytes", "4097", "a multiple of 4KiB"),
@@ -163,6 +164,11 @@ fn what_cannot_be_measured_is_refused_with_bounds() {
         (&redis, "--run-bytes", "0", "from 1 to"),
         (&redis, "--threads", "0", "from 1 to 1024"),
         (&redis, "--lookup-keys", "18446744073709551615", "or less"),
+        (&transfer, "--pairs", "0", "be 1 or more"),
+        (&transfer, "--run-bytes", "0", "be 1 or more"),
+        (&transfer, "--size-bytes", "0", "be 1 or more"),
+        (&transfer, "--segments", "0", "be 1 or more"),
+        (&transfer, "--depth", "0", "be 1 or more"),
     ] {
         let refused = run(&[command, &[flag, value]].concat());
         refused.assert_refused(2, &format!("`{flag}` cannot be `"));
@@ -170,6 +176,8 @@ fn what_cannot_be_measured_is_refused_with_bounds() {
     }
     let shape = ["bench", "transfer", "--size-bytes", "18446744073709551615"];
     run(&shape).assert_refused(1, "a shape without bytes, or with too many");
+    let nobody = ["bench", "transfer", "--connect", "tcp://127.0.0.1:1"];
+    run(&nobody).assert_refused(1, "address=`tcp://127.0.0.1:1`");
     assert!(!path.exists());
 }
 

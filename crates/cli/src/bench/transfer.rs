@@ -20,6 +20,7 @@ use crate::output::{Table, note, print, size, uptime};
 const LISTENS: &str = "listening at ";
 
 pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
+    demand_amounts(arguments)?;
     let bench = bench(arguments)?;
     if let Some(address) = &arguments.listen {
         let listens = |address: &Address| print(&format!("{LISTENS}{address}\n"));
@@ -47,7 +48,7 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
     let measure_all = move || match connect {
         Some(address) => {
             let hint = "start `forebay bench transfer --listen` at this address, and measure again";
-            measure(&bench, &address, &mut [], &mut tell).map_err(|error| hinted(error, hint))
+            measure(&bench, &address, &mut [], &mut tell).map_err(|error| hinted(error.with("address", &address), hint))
         }
         None => {
             let mut peers = start(&names, &python, &bench)?;
@@ -80,6 +81,21 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
     if let Some(row) = rows.iter().find(wrong) {
         let error = Error::new(ErrorKind::Corrupt, "bytes arrived that were not sent").with("bytes", row.wrong_bytes);
         return Err(error.with(row.baseline, row.baseline_wrong_bytes).into());
+    }
+    Ok(())
+}
+
+/// Refuses amounts with which nothing is measured.
+fn demand_amounts(arguments: &BenchTransfer) -> Result<(), Failure> {
+    demand("--pairs", arguments.pairs, arguments.pairs > 0, "be 1 or more")?;
+    demand("--run-bytes", arguments.run_bytes, arguments.run_bytes.0 > 0, "be 1 or more")?;
+    for size in &arguments.size_bytes {
+        demand("--size-bytes", size, size.0 > 0, "be 1 or more")?;
+    }
+    for (flag, counts) in [("--segments", &arguments.segments), ("--depth", &arguments.depth)] {
+        for count in counts {
+            demand(flag, count, *count > 0, "be 1 or more")?;
+        }
     }
     Ok(())
 }
