@@ -170,6 +170,12 @@ class Endpoint:
             self._thread = thread
             try:
                 thread.start()
+            except RuntimeError as why:
+                self._thread = None
+                hint = "raise the limit on threads, or use `readv`, `writev` or `begin`, which need no thread of Python"
+                error = ForebayError(f"cannot start the thread that sets futures: {why}; hint: {hint}")
+                error.kind, error.hint = "unavailable", hint
+                raise error from why
             except BaseException:
                 self._thread = None
                 raise

@@ -733,6 +733,30 @@ def test_a_closed_endpoint_ends_every_wait(other: Other) -> None:
         assert raised.value.kind == "unavailable"
 
 
+def test_a_range_behind_the_end_of_the_address_space_is_refused() -> None:
+    with Endpoint() as endpoint, pytest.raises(ForebayError, match="behind the end of the address space") as raised:
+        endpoint.register_address(2**64 - 4096, 8192)
+    assert raised.value.kind == "invalid" and raised.value.hint
+
+
+def test_a_future_without_a_thread_to_set_it_raises_the_named_error(
+    other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Endpoint() as endpoint:
+        peer, remote = meet(endpoint, other)
+        memory = endpoint.allocate(NBYTES)
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(ForebayError, match="can't start new thread") as raised:
+                peer.readv_async([Segment(memory, 0, remote, 0, NBYTES)])
+        assert raised.value.kind == "unavailable" and raised.value.hint
+        assert peer.readv_async([Segment(memory, 0, remote, 0, NBYTES)]).result(PATIENCE) is None
+
+
 def test_a_program_that_forgets_to_close_ends() -> None:
     program = (
         "import forebay.transfer as t; e = t.Endpoint(listen='tcp://127.0.0.1:0'); m = e.register(bytearray(100));"

@@ -34,11 +34,17 @@ pub fn pool(mapping: Arc<Mapping>) -> forebay_core::Result<Memory> {
 }
 
 /// The `bytes` bytes at `address`, which peers may reach.
-pub fn reachable(address: usize, bytes: u64, may_write: bool) -> forebay_fabric::Memory {
+pub fn reachable(address: usize, bytes: u64, may_write: bool) -> forebay_core::Result<forebay_fabric::Memory> {
+    if address.checked_add(bytes as usize).is_none() {
+        return Err(Error::invalid("memory behind the end of the address space")
+            .with("address", address)
+            .with("bytes", bytes)
+            .hint("give the address of the first byte, and the number of bytes from there"));
+    }
     let base = std::ptr::with_exposed_provenance_mut(address);
     // SAFETY: the caller of `Endpoint.register_address` guarantees, as the stub says, that these bytes are there until
     // the memory is deregistered, and expects them to change.
-    unsafe { forebay_fabric::Memory::borrowed(base, bytes, may_write, Box::new(())) }
+    Ok(unsafe { forebay_fabric::Memory::borrowed(base, bytes, may_write, Box::new(())) })
 }
 
 /// Memory that peers on this host can map, and that Python sees as a buffer.

@@ -72,7 +72,8 @@ impl TransferEngine {
         write: bool,
         may_write: bool,
     ) -> PyResult<u64> {
-        self.add(py, Arc::new(reachable(address, nbytes, may_write)), read, write)
+        let memory = reachable(address, nbytes, may_write).map_err(Raised::from)?;
+        self.add(py, Arc::new(memory), read, write)
     }
 
     fn export(&self, py: Python<'_>, region: u64) -> Result<Vec<u8>, Raised> {
