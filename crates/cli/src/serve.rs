@@ -53,7 +53,7 @@ pub fn run_privately(settings: &Settings) -> Result<(), Failure> {
 }
 
 fn serve(loaded: Loaded, log: &Log) -> Result<(), Failure> {
-    start_log(&loaded.config.log, log)?;
+    start_log(&loaded.config.log, log);
     abort_on_panic(log);
     if let Some(file) = loaded.file {
         tracing::info!(file = %file.display(), "read the configuration");
@@ -93,12 +93,9 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
 }
 
 /// One line an event to standard error: key=value, without colour so that it reads the same everywhere, or an object.
-fn start_log(config: &config::Log, log: &Log) -> Result<(), Failure> {
+fn start_log(config: &config::Log, log: &Log) {
     let level = &config.level;
-    let mut filter: Targets = level.parse().map_err(|error| {
-        let error = Error::invalid(format!("`log.level` cannot be `{level}`")).source(error);
-        Failure::Usage(error.hint("give a level such as `info`, or `module=level` pairs with commas between"))
-    })?;
+    let mut filter: Targets = level.parse().expect("the configuration demands it");
     if !["h2", "debug", "trace"].iter().any(|word| level.to_ascii_lowercase().contains(word)) {
         // What a client does wrong on the wire: with a line for each of it, one client could fill the log.
         filter = filter.with_target("h2", LevelFilter::OFF);
@@ -110,7 +107,6 @@ fn start_log(config: &config::Log, log: &Log) -> Result<(), Failure> {
         LogFormat::Json => lines.json().finish().with(filter).init(),
         LogFormat::Text => lines.fmt_fields(debug_fn(write_field).delimited(" ")).finish().with(filter).init(),
     }
-    Ok(())
 }
 
 /// A value of several words stands in quotes, so that it is seen where it ends.

@@ -261,8 +261,8 @@ fn a_log_of_objects_ends_with_the_error_as_an_object() {
     let place = Place::new();
     std::fs::create_dir(place.sockets()).expect("a directory");
     std::fs::write(place.sockets().join("forebay.sock"), "precious").expect("a file");
-    // Neither a filter nor a wrong one takes the last words.
-    for (level, says) in [("info", "is not a socket"), ("off", "is not a socket"), ("a=b=c", "`log.level` cannot be")] {
+    // The filter takes no last words.
+    for level in ["info", "off"] {
         let directory = place.sockets().display().to_string();
         let pool = place.pool().display().to_string();
         let mut command = forebay(&["serve", "--log.format", "json", "--http.address", "off", "--log.level", level]);
@@ -273,10 +273,10 @@ fn a_log_of_objects_ends_with_the_error_as_an_object() {
         let fields = &error["fields"];
         assert!(error["level"] == "ERROR" && error["target"] == "forebay::serve", "{error}");
         assert!(error["timestamp"].is_string() && fields["hint"].is_string(), "{error}");
-        assert!(fields["message"].as_str().is_some_and(|message| message.contains(says)), "{error}");
+        assert!(fields["message"].as_str().is_some_and(|message| message.contains("is not a socket")), "{error}");
         let warned = |line: &&Value| line["level"] == "WARN" && line.to_string().contains("FOREBAY_QWERTZUIOP");
         assert_eq!(lines.iter().filter(warned).count(), 1, "{lines:?}");
-        assert_eq!(answer.code, if level == "a=b=c" { 2 } else { 1 });
+        assert_eq!(answer.code, 1);
     }
 }
 

@@ -168,7 +168,19 @@ fn an_unknown_or_impossible_setting_stops_every_command_that_reads_settings() {
     }
     run(&["serve", "--http.address", "0.0.0.0:80"])
         .assert_refused(2, "`http.address` cannot be `0.0.0.0:80` (from=`flag`)");
-    run(&["serve", "--log.level", "forebay=loud"]).assert_refused(2, "`log.level` cannot be `forebay=loud`");
+    for command in ["serve", "config", "doctor"] {
+        for (key, value) in [
+            ("log.level", "forebay=loud"),
+            ("log.level", "blah=="),
+            ("pool.capacity_bytes", "17TiB"),
+            ("pool.unit_bytes", "256MiB"),
+        ] {
+            let capacity = if key == "pool.unit_bytes" { &["--pool.capacity_bytes", "64MiB"][..] } else { &[] };
+            let answer = run(&[&[command, &format!("--{key}"), value], capacity].concat());
+            answer.assert_refused(2, &format!("`{key}` cannot be `{value}` (from=`flag`)"));
+            assert!(answer.err.contains("hint: it must be"), "{answer:?}");
+        }
+    }
 }
 
 #[test]

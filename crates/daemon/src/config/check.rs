@@ -5,7 +5,9 @@
 
 use std::path::Path;
 
+use forebay_io::pool::Geometry;
 use forebay_io::{Demand, LONGEST_MS};
+use tracing_subscriber::filter::Targets;
 
 use super::demand::{Idle, rate};
 use super::value::HttpAddress;
@@ -38,6 +40,16 @@ fn demands(config: &Config) -> Vec<Demand> {
         ),
         Demand::new("pool.capacity_bytes", mib(pool.capacity_bytes) >= 2, "be at least 2 MiB"),
         Demand::new("pool.unit_bytes", pool.unit_bytes.is_none_or(is_unit), "be a power of two from 2 MiB to 256 MiB"),
+        Demand::new(
+            "pool.unit_bytes",
+            pool.unit_bytes.is_none_or(|unit| unit <= pool.capacity_bytes),
+            "be at most `pool.capacity_bytes`",
+        ),
+        Demand::new(
+            "pool.capacity_bytes",
+            Geometry::new(pool.capacity_bytes.0, pool.unit_bytes.map(|unit| unit.0)).is_ok(),
+            "be at most 65,536 times `pool.unit_bytes`, and at most 16 TiB",
+        ),
         Demand::new(
             "pool.promise_share",
             pool.promise_share > 0.0 && pool.promise_share <= 1.0,
@@ -77,8 +89,8 @@ fn demands(config: &Config) -> Vec<Demand> {
         Demand::at_least_1("limits.leases_per_session", limits.leases_per_session.into()),
         Demand::new(
             "log.level",
-            log.level.split(',').all(is_directive),
-            "be error, warn, info, debug, trace or `module=level`",
+            log.level.split(',').all(is_directive) && log.level.parse::<Targets>().is_ok(),
+            "be error, warn, info, debug, trace, off or `module=level`, or several with commas between",
         ),
         Demand::within("drain.deadline_seconds", drain.deadline_seconds, 0..=LONGEST_MS / 1000),
     ]
