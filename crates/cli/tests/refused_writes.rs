@@ -2,6 +2,8 @@
 //! One that answers no reads is shown too, until it answers one.
 
 mod command;
+#[path = "../../io/tests/fs/fuse/mod.rs"]
+mod fuse;
 #[path = "../../io/tests/redis/servers.rs"]
 #[allow(dead_code, reason = "each test uses a part")]
 mod servers;
@@ -159,6 +161,30 @@ fn a_directory_that_becomes_read_only_says_so_and_is_still_read() {
     rig.is_read(&arguments, 0..50);
     mount_remount(volume.path(), MountFlags::empty(), "").expect("it can be written");
     rig.is_over();
+}
+
+/// With an error that is neither a right nor room that is missing.
+#[test]
+fn a_directory_whose_writes_fail_is_still_read() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let mount = fuse::Mount::start(home).inspect_err(|why| eprintln!("no filesystem in user space: {why}"));
+    let Ok(mut mount) = mount else { return };
+    let path = mount.path().display().to_string();
+    let mut rig = Rig::start("fs", &["--tier.fs.directories", &path], 50);
+    // The pool has no room for the first ones.
+    store(&rig.client, &rig.worker, rig.namespace, 100..1_000);
+    mount.harm("write", &format!("fail {}", rustix::io::Errno::SPIPE.raw_os_error()));
+    wait_until("writes are given up for a while", || {
+        store(&rig.client, &rig.worker, rig.namespace, rig.next_seed..rig.next_seed + 4);
+        rig.next_seed += 4;
+        assert_eq!(tier(&rig.client, "fs").state, "serving");
+        !rig.daemon.page("/metrics").contains("forebay_tier_breaker_opened_total{tier=\"fs\"} 0")
+    });
+    is_served(&rig.client, &rig.worker, rig.namespace, 0..50);
+    rig.stores_until("it is told", |told| !told.is_empty());
+    assert_eq!(rig.can_be_used(), [true, false]);
+    mount.calm();
+    rig.stores_until("writes are over", str::is_empty);
 }
 
 /// As when a host starts before somebody has mended a mount.

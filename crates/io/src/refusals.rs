@@ -19,6 +19,8 @@ pub(crate) enum Refused {
 /// See the module documentation.
 pub(crate) struct Refusals {
     of: Refused,
+    /// What to do, in words of the store's own tier.
+    hint: &'static str,
     in_a_row: u32,
     since: Option<Instant>,
     why: Option<String>,
@@ -27,14 +29,14 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    pub fn of(of: Refused) -> Refusals {
-        Refusals::found(of, None)
+    pub fn of(of: Refused, hint: &'static str) -> Refusals {
+        Refusals::found(of, hint, None)
     }
 
     /// As the store was found when it was opened. `why` is what it said when it refused, and was logged.
-    pub fn found(of: Refused, why: Option<String>) -> Refusals {
+    pub fn found(of: Refused, hint: &'static str, why: Option<String>) -> Refusals {
         let has_warned = why.is_some();
-        Refusals { of, in_a_row: 0, since: None, why, warnings: Seldom::default(), has_warned }
+        Refusals { of, hint, in_a_row: 0, since: None, why, warnings: Seldom::default(), has_warned }
     }
 
     /// The store refused one.
@@ -78,14 +80,13 @@ impl Refusals {
             Refused::Writes => tracing::warn!(
                 store,
                 why,
-                hint = "make room, or let the daemon write there",
+                hint = self.hint,
                 "the shared store takes no writes; what it holds is still read"
             ),
             Refused::Reads => tracing::warn!(
                 store,
                 why,
-                hint = "let the daemon read there: a user of Redis needs GET and EXISTS on all names that begin with \
-                        `tier.redis.key_prefix`",
+                hint = self.hint,
                 "the shared store answers no reads; the blocks that it holds are misses"
             ),
         }
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn refusals_are_told_when_they_last_and_until_one_write_is_taken() {
-        let (mut refusals, start) = (Refusals::of(Refused::Writes), Instant::now());
+        let (mut refusals, start) = (Refusals::of(Refused::Writes, "make room"), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let judged = |refusals: &mut Refusals, second| {
             refusals.judge("a", at(second), || "no memory".to_string());

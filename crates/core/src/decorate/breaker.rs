@@ -1,17 +1,38 @@
 //! Opens when a tier fails again and again, and lets it try from time to time.
 //!
+//! Each direction has a breaker of its own: a tier that takes no writes still gives what it has.
+//!
 //! closed → (failures in a row) → open → (pause) → half open → success: closed, failure: open for twice as long.
 //! While it is open nothing new reaches the tier: what is submitted all the same is answered without it.
 
 use std::time::Duration;
 
 use crate::error::ErrorKind;
-use crate::tier::Outcome;
+use crate::tier::{OpKind, Outcome};
 
 /// So many failures in a row are no accident.
 const OPEN_AFTER: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(32);
+
+/// Which way the bytes of an operation go, or would.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// Loads, probes and touches, for which somebody waits.
+    Read,
+    /// Stores and removals.
+    Write,
+}
+
+impl Direction {
+    /// Of this kind of operation.
+    pub fn of(kind: OpKind) -> Direction {
+        match kind {
+            OpKind::Load | OpKind::Exists | OpKind::Touch { .. } => Direction::Read,
+            OpKind::Store | OpKind::Remove => Direction::Write,
+        }
+    }
+}
 
 /// See the module's head.
 pub struct Breaker {
@@ -94,7 +115,11 @@ mod tests {
     }
 
     fn end(tier: &mut Stack<Told>, outcome: Outcome) {
-        tier.submit(&[op(1, LOAD)]);
+        end_of(tier, LOAD, outcome);
+    }
+
+    fn end_of(tier: &mut Stack<Told>, kind: OpKind, outcome: Outcome) {
+        tier.submit(&[op(1, kind)]);
         tier.tier_mut().completions.push(done(1, outcome));
         polled(tier);
     }
@@ -142,6 +167,34 @@ mod tests {
         end(&mut tier, Outcome::Removed);
         (1..OPEN_AFTER).for_each(|_| end(&mut tier, IO));
         assert_eq!(tier.health(), Health::Healthy);
+    }
+
+    #[test]
+    fn a_tier_whose_writes_fail_is_still_read_from() {
+        let mut tier = breaker(Told::default());
+        (0..OPEN_AFTER).for_each(|_| end_of(&mut tier, OpKind::Store, IO));
+        assert_eq!((tier.health(), tier.why_no_writes(), tier.opened()), (Health::Healthy, Some(ErrorKind::Io), 1));
+        let before = tier.tier().taken.len();
+        let batch = [op(7, OpKind::Store), op(8, LOAD), op(9, OpKind::Remove)];
+        assert_eq!(tier.submit(&batch), 3);
+        assert_eq!(tier.tier().taken[before..].iter().map(|op| op.id.0).collect::<Vec<_>>(), [8]);
+        tier.tier_mut().completions.push(done(8, Outcome::Absent));
+        let unavailable = Outcome::Failed(ErrorKind::Unavailable);
+        assert_eq!(polled(&mut tier), [done(8, Outcome::Absent), done(7, unavailable), done(9, unavailable)]);
+        assert_eq!(tier.why_no_writes(), Some(ErrorKind::Io), "a load says nothing of writes");
+        tier.advance(FIRST_PAUSE);
+        end_of(&mut tier, OpKind::Store, Outcome::Stored);
+        assert_eq!(tier.why_no_writes(), None);
+    }
+
+    #[test]
+    fn what_is_behind_an_operation_for_which_there_is_no_room_is_not_taken() {
+        let mut tier = breaker(Told::default());
+        (0..OPEN_AFTER).for_each(|_| end_of(&mut tier, OpKind::Store, IO));
+        tier.tier_mut().room = Some(1);
+        let batch = [op(2, LOAD), op(3, LOAD), op(4, OpKind::Store)];
+        assert_eq!(tier.submit(&batch), 1);
+        assert_eq!(polled(&mut tier), []);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::tier::Tier;
 
-pub use breaker::Breaker;
+pub use breaker::{Breaker, Direction};
 pub use faults::{Faults, Rates};
 pub use retry::Attempts;
 pub use stack::{Rules, Stack};

@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 use super::Timed;
-use super::breaker::Breaker;
+use super::breaker::{Breaker, Direction};
 use super::deadline::Deadline;
 use super::retry::{Attempts, InFlight, Retry, State, first_id};
 use super::stats::{Counts, Stats};
@@ -43,11 +43,12 @@ pub struct Stack<T> {
     throttle: Throttle,
     pub(super) retry: Retry,
     pub(super) deadline: Deadline,
-    breaker: Breaker,
+    /// By direction.
+    breakers: [Breaker; 2],
     stats: Stats,
     /// Late operations that `take_late` has not returned yet.
     late: Vec<OpId>,
-    /// Operations that were submitted while the breaker was open. They end at the next poll.
+    /// Operations that were submitted while the breaker of their direction was open. They end at the next poll.
     refused: Vec<Operation>,
 }
 
@@ -61,7 +62,7 @@ impl<T: Timed> Stack<T> {
             throttle: Throttle::new(rules.limits),
             retry: Retry::new(rules.attempts, rules.seed),
             deadline: Deadline::new(rules.deadline),
-            breaker: Breaker::new(rules.has_breaker),
+            breakers: [Direction::Read, Direction::Write].map(|_| Breaker::new(rules.has_breaker)),
             stats: Stats::default(),
             late: Vec::new(),
             refused: Vec::new(),
@@ -83,14 +84,21 @@ impl<T: Timed> Stack<T> {
         self.stats.counts()
     }
 
-    /// How often the breaker has opened.
+    /// How often a breaker has opened.
     pub fn opened(&self) -> u64 {
-        self.breaker.opened()
+        self.breakers.iter().map(Breaker::opened).sum()
+    }
+
+    /// What failed last before writes were kept from the tier; none while they are not. Reads: see [`Tier::health`].
+    pub fn why_no_writes(&self) -> Option<ErrorKind> {
+        self.breakers[Direction::Write as usize].why_open()
     }
 
     /// Appends loads and probes that are late, each once; their completions still come.
     pub fn take_late(&mut self, late: &mut Vec<OpId>) {
-        self.late.iter().for_each(|_| self.breaker.failed(ErrorKind::Timeout, self.now));
+        // Writes are never late.
+        let reads = &mut self.breakers[Direction::Read as usize];
+        self.late.iter().for_each(|_| reads.failed(ErrorKind::Timeout, self.now));
         late.append(&mut self.late);
     }
 
@@ -112,6 +120,7 @@ impl<T: Timed> Stack<T> {
             Some(until) => entry.get_mut().state = State::Waiting(until),
             None => {
                 let InFlight { op, since, .. } = entry.remove();
+                self.heard(&op, outcome);
                 self.ended(&op, since, outcome, completions);
             }
         }
@@ -126,6 +135,7 @@ impl<T: Timed> Stack<T> {
         for key in over {
             let outcome = self.retry.take(key);
             let InFlight { op, since, .. } = self.in_flight.remove(&key.1).expect("what waits is in flight");
+            self.heard(&op, outcome);
             self.ended(&op, since, outcome, completions);
         }
     }
@@ -141,6 +151,16 @@ impl<T: Timed> Stack<T> {
             let in_flight = self.in_flight.get_mut(&key.1).expect("it was found there");
             (in_flight.attempts, in_flight.state) = (in_flight.attempts + 1, State::AtTier);
         }
+    }
+
+    fn is_refused(&self, op: &Operation) -> bool {
+        self.breakers[Direction::of(op.kind) as usize].is_open()
+    }
+
+    /// The tier ended an operation.
+    fn heard(&mut self, op: &Operation, outcome: Outcome) {
+        let is_shared = self.tier.capabilities().is_shared;
+        self.breakers[Direction::of(op.kind) as usize].heard(outcome, is_shared, self.now);
     }
 
     fn ended(&mut self, op: &Operation, since: Duration, outcome: Outcome, completions: &mut Vec<Completion>) {
@@ -159,31 +179,37 @@ impl<T: Timed> Tier for Stack<T> {
     }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {
-        let is_refused = self.breaker.is_open();
-        let taken = if is_refused { batch.len() } else { self.offer(batch) };
+        let mut taken = 0;
+        while taken < batch.len() {
+            // As many as have the same fate.
+            let rest = &batch[taken..];
+            let is_refused = self.is_refused(&rest[0]);
+            let same = rest.iter().take_while(|op| self.is_refused(op) == is_refused).count();
+            if is_refused {
+                self.refused.extend(&rest[..same]);
+                taken += same;
+                continue;
+            }
+            let offered = self.offer(&rest[..same]);
+            for op in &rest[..offered] {
+                self.deadline.begin(op, self.now);
+                self.in_flight.insert(op.id, InFlight::new(op, self.now));
+            }
+            taken += offered;
+            if offered < same {
+                break;
+            }
+        }
         self.stats.submitted(batch, taken);
-        if is_refused {
-            self.refused.extend(batch);
-            return taken;
-        }
-        for op in &batch[..taken] {
-            self.deadline.begin(op, self.now);
-            self.in_flight.insert(op.id, InFlight::new(op, self.now));
-        }
         taken
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
-        let from = completions.len();
         let mut attempts = Vec::new();
         self.tier.poll(&mut attempts);
         attempts.into_iter().for_each(|attempt| self.attempt_ended(attempt, completions));
         self.give_up(completions);
         self.try_again();
-        let is_shared = self.tier.capabilities().is_shared;
-        for completion in &completions[from..] {
-            self.breaker.heard(completion.outcome, is_shared, self.now);
-        }
         self.deadline.forget(|id| !self.in_flight.contains_key(id));
         for op in std::mem::take(&mut self.refused) {
             self.ended(&op, self.now, Outcome::Failed(ErrorKind::Unavailable), completions);
@@ -201,7 +227,8 @@ impl<T: Timed> Tier for Stack<T> {
     }
 
     fn health(&self) -> Health {
-        self.breaker.why_open().map_or_else(|| self.tier.health(), Health::Sick)
+        // Without reads the tier is of no use; without writes it is.
+        self.breakers[Direction::Read as usize].why_open().map_or_else(|| self.tier.health(), Health::Sick)
     }
 }
 
@@ -209,7 +236,7 @@ impl<T: Timed> Timed for Stack<T> {
     fn advance(&mut self, now: Duration) {
         self.tier.advance(now);
         self.throttle.refill(now.saturating_sub(self.now));
-        self.breaker.advance(now);
+        self.breakers.iter_mut().for_each(|breaker| breaker.advance(now));
         self.now = now;
         while let Some(id) = self.deadline.take_due(now) {
             if self.in_flight.contains_key(&id) {

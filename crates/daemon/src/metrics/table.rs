@@ -395,7 +395,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_tier_breaker_opened_total",
-        "Times that the circuit breaker stopped using the tier for a while, after repeated failures.",
+        "Times that a circuit breaker kept reads or writes from the tier for a while, after repeated failures.",
         Counters(TIER, |s| tiers(s, |t| t.breaker_opened)),
     ),
     metric(

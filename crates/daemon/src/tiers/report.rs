@@ -122,8 +122,20 @@ impl Driver {
             breaker_opened: tier.map_or(0, |tier| tier.opened()) + self.inmost().map_or(0, Driven::breakers_opened),
             purge: self.purge_report(),
             disks: self.inmost().map_or(Vec::new(), Driven::disks),
-            stores: self.inmost().map_or(Vec::new(), Driven::stores),
+            stores: self.stores(),
         }
+    }
+
+    /// With what the breakers know: a tier that is kept from writes is healthy, and need not say so itself.
+    fn stores(&self) -> Vec<StoreReport> {
+        let mut stores = self.inmost().map_or(Vec::new(), Driven::stores);
+        if let Some(kind) = self.tier.as_ref().and_then(|tier| tier.why_no_writes())
+            && stores.iter().all(|store| store.refuses_writes.is_none())
+        {
+            let why = format!("writes fail ({})", format!("{kind:?}").to_lowercase());
+            stores.iter_mut().for_each(|store| store.refuses_writes = Some(why.clone()));
+        }
+        stores
     }
 
     /// Of the tier itself, without what is around it.

@@ -23,6 +23,9 @@ use crate::cancel::SlotGuard;
 use crate::purge::Place;
 use crate::refusals::{Refusals, Refused};
 
+const WRITE_HINT: &str = "make room, or let the daemon's user write in the directory";
+const READ_HINT: &str = "let the daemon's user list the directory and read its files";
+
 struct Flight {
     guard: Arc<SlotGuard>,
     kind: OpKind,
@@ -62,7 +65,7 @@ impl Root {
         sweeper: SweeperHandle,
         config: &FsConfig,
     ) -> Root {
-        let refused_stores = Refusals::found(Refused::Writes, directory.last_refusal().map(said));
+        let refused_stores = Refusals::found(Refused::Writes, WRITE_HINT, directory.last_refusal().map(said));
         Root {
             directory,
             completions: Vec::new(),
@@ -78,8 +81,8 @@ impl Root {
             queue_limits: [config.queued_loads, config.queued_finds, config.queued_stores],
             counters: Counters::default(),
             refused_stores,
-            refused_loads: Refusals::of(Refused::Reads),
-            refused_probes: Refusals::of(Refused::Reads),
+            refused_loads: Refusals::of(Refused::Reads, READ_HINT),
+            refused_probes: Refusals::of(Refused::Reads, READ_HINT),
         }
     }
 

@@ -12,6 +12,7 @@
 use std::time::Instant;
 
 use forebay_core::ErrorKind;
+use forebay_core::decorate::Direction;
 use forebay_core::tier::{OpKind, Operation, Outcome};
 
 use super::address::Address;
@@ -68,7 +69,7 @@ impl Job {
 
     /// Whether it belongs to the operations that nobody waits for.
     pub fn is_store(&self) -> bool {
-        matches!(self.op.kind, OpKind::Store | OpKind::Remove)
+        Direction::of(self.op.kind) == Direction::Write
     }
 }
 

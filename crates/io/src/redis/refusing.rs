@@ -22,7 +22,7 @@ impl Refusing {
         let Said { server, verb, refusal } = said;
         match refusal {
             Some(why) => {
-                let new = || (Refusals::of(refused(verb)), String::new());
+                let new = || (Refusals::of(refused(verb), hint(refused(verb))), String::new());
                 let (refusals, said) = self.0.entry((server, verb)).or_insert_with(new);
                 refusals.refused(now);
                 *said = why;
@@ -56,6 +56,16 @@ impl Refusing {
             _ => told.map(|(_, why)| why).collect(),
         };
         (!told.is_empty()).then(|| told.into_iter().collect::<Vec<_>>().join("; "))
+    }
+}
+
+fn hint(what: Refused) -> &'static str {
+    match what {
+        Refused::Writes => "make room (`maxmemory`), or let the daemon write there: its user needs SET and UNLINK",
+        Refused::Reads => {
+            "let the daemon read there: its user needs GET and EXISTS on all names that begin with \
+             `tier.redis.key_prefix`"
+        }
     }
 }
 
