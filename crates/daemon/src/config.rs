@@ -207,8 +207,8 @@ settings! {
         /// The blocks of `Put` and `Get` do not count here.
         call_bytes_per_user: Bytes = Bytes(64 << 20);
         /// Bytes of the messages and answers of one user's `Put` and `Get` calls at a time. More calls wait before the
-        /// daemon reads their messages. A `Get` counts as a largest message from when no tier keeps it waiting until its
-        /// answer is known.
+        /// daemon reads their messages. A `Get` counts as a largest message from when no tier keeps it waiting until
+        /// its answer is known.
         copy_bytes_per_user: Bytes = Bytes(32 << 20);
         /// Bytes of memory that one user's clients lend the daemon at a time. A `forebay.Client` that moves much lends
         /// 16 MiB, which are its own, so that its blocks do not pass through messages. Beyond the limit they do, which

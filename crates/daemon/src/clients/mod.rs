@@ -48,8 +48,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 const TIME_TO_READ: Duration = Duration::from_secs(10);
 /// Answers that a client may leave unread for as long as it likes: as an engine that a debugger has stopped does.
 const UNREAD_BYTES: u64 = 1 << 20;
-/// Calls that wait for `limits.copy_bytes_per_user`, and `Get` calls that wait for a tier. A `Put` may keep half a MiB of
-/// its message in the connection's buffer. All that wait for tiers take at most 4 % of the deciding thread.
+/// Calls that wait for `limits.copy_bytes_per_user`, and `Get` calls that wait for a tier. A `Put` may keep half a MiB
+/// of its message in the connection's buffer. All that wait for tiers take at most 4 % of the deciding thread.
 const WAITING_COPIES: usize = 64;
 /// Of those, on one connection: their buffers fit the connection's window, so its other calls are heard.
 const WAITING_COPIES_OF_CONNECTION: usize = 48;
