@@ -485,6 +485,22 @@ fn a_disk_with_other_data_stops_the_start() {
     assert!(fs::read(&foreign).expect("ours") == vec![b'x'; 1 << 20], "it was changed");
 }
 
+#[test]
+fn a_disk_that_was_cut_and_cannot_be_preallocated_costs_itself_alone() {
+    let (place, home) = (Place::new(), home());
+    let Some((mount, own)) = mount() else { return };
+    let fine = home.path().join("fine");
+    let rig = Rig::serving(&place, &[&own, &fine], &[]);
+    rig.store(0..100);
+    rig.loses_pool(&place);
+    let file = File::options().write(true).open(mount.backing().join("disk")).expect("ours");
+    file.set_len(DISK_BYTES / 2).expect("it is cut");
+    let rig = Rig::serving(&place, &[&own, &fine], &[]);
+    says_everywhere(&place, &rig.daemon, &own, "shorter than its capacity");
+    assert!(rig.misses(0..100).len() < 100, "the other disk serves");
+    rig.ends_in_time();
+}
+
 /// Its user may be a daemon that a hung call keeps from ending.
 #[test]
 fn a_disk_in_use_is_done_without_until_it_is_free() {

@@ -115,16 +115,19 @@ pub(super) struct Judged {
     pub bytes: u64,
     /// False for a file that has to be preallocated to that length.
     pub is_whole: bool,
+    /// Whether it was used before.
+    pub is_ours: bool,
 }
 
 /// The length of the disk, after a file was given its own.
 fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
-    let Judged { bytes, is_whole } = judged(file, config)?;
+    let Judged { bytes, is_whole, is_ours } = judged(file, config)?;
     if !is_whole {
         let metadata = file.metadata().map_err(|error| cannot("look at", &config.path, error))?;
         match preallocate(file, &metadata, bytes) {
             // Written whole by others, for all that can be done here.
             Err(Errno::OPNOTSUPP) if metadata.len() >= bytes => {}
+            Err(Errno::OPNOTSUPP) if is_ours => return Err(cut_short(&config.path, metadata.len(), bytes)),
             preallocated => preallocated.map_err(|error| no_room(&config.path, bytes, error))?,
         }
     }
@@ -144,13 +147,14 @@ pub(super) fn judged(file: &File, config: &DiskConfig) -> Result<Judged> {
                 .with("path", path.display())
                 .with("sector_bytes", sector_bytes));
         }
-        check_content(file, bytes).map_err(|error| error.with("path", path.display()))?;
+        let content = check_content(file, bytes).map_err(|error| error.with("path", path.display()))?;
+        let is_ours = content == Content::Ours;
         return match config.capacity_bytes {
             Some(wanted) if wanted > bytes => Err(Error::invalid("a device is smaller than its configured capacity")
                 .with("path", path.display())
                 .with("bytes", bytes)
                 .hint("lower `capacity_bytes`, or leave it out to take the whole device")),
-            wanted => Ok(Judged { bytes: wanted.unwrap_or(bytes), is_whole: true }),
+            wanted => Ok(Judged { bytes: wanted.unwrap_or(bytes), is_whole: true, is_ours }),
         };
     }
     if !metadata.is_file() {
@@ -162,8 +166,9 @@ pub(super) fn judged(file: &File, config: &DiskConfig) -> Result<Judged> {
     let wanted = config.capacity_bytes.ok_or_else(|| needs_capacity(path))?;
     let content = check_content(file, metadata.len()).map_err(|error| error.with("path", path.display()))?;
     // Ours was preallocated, perhaps with more than is wanted now. A file of zeros may be longer, or all holes.
-    let is_whole = content == Content::Ours && metadata.len() >= wanted;
-    Ok(Judged { bytes: if is_whole { metadata.len() } else { wanted }, is_whole })
+    let is_ours = content == Content::Ours;
+    let is_whole = is_ours && metadata.len() >= wanted;
+    Ok(Judged { bytes: if is_whole { metadata.len() } else { wanted }, is_whole, is_ours })
 }
 
 /// What is on a disk that may be used.
@@ -409,6 +414,19 @@ pub(super) fn needs_capacity(path: &Path) -> Error {
     Error::invalid("a file needs a capacity")
         .with("path", path.display())
         .hint("set `tier.ssd.capacity_bytes`, to which the file is preallocated")
+}
+
+/// No mistake of the operator: the daemon starts without the disk.
+fn cut_short(path: &Path, bytes: u64, wanted: u64) -> Error {
+    let shown = path.display();
+    Error::new(ErrorKind::Corrupt, "a disk's file is shorter than its capacity, and its filesystem cannot preallocate")
+        .with("path", path.display())
+        .with("bytes", bytes)
+        .with("wanted_bytes", wanted)
+        .hint(format!(
+            "if it was cut, its blocks are lost: write it anew with `head -c {wanted} /dev/zero > {shown}`; if \
+             `tier.ssd.capacity_bytes` was raised, lower it again"
+        ))
 }
 
 pub(super) fn no_room(path: &Path, wanted: u64, error: Errno) -> Error {
