@@ -486,6 +486,22 @@ fn a_disk_with_other_data_stops_the_start() {
 }
 
 #[test]
+fn something_else_than_a_disk_stops_the_start_and_is_called_what_it_is() {
+    let (place, home) = (Place::new(), home());
+    let socket = home.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    let pipe = home.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().is_ok_and(|status| status.success()));
+    for path in [socket, pipe] {
+        let disks = format!("{:?}", [&path]);
+        let arguments = ["--tier.ssd.disks", &disks, "--tier.ssd.capacity_bytes", "64MiB"];
+        let (is_success, log) = Daemon::spawn(&place, &arguments).finish();
+        assert!(!is_success && log.contains("a disk is a file or a block device"), "{log}");
+        assert!(log.contains(&format!("remove what is there: see `stat {}`", path.display())), "{log}");
+    }
+}
+
+#[test]
 fn a_disk_that_was_cut_and_cannot_be_preallocated_costs_itself_alone() {
     let (place, home) = (Place::new(), home());
     let Some((mount, own)) = mount() else { return };
@@ -498,6 +514,19 @@ fn a_disk_that_was_cut_and_cannot_be_preallocated_costs_itself_alone() {
     let rig = Rig::serving(&place, &[&own, &fine], &[]);
     says_everywhere(&place, &rig.daemon, &own, "shorter than its capacity");
     assert!(rig.misses(0..100).len() < 100, "the other disk serves");
+    rig.ends_in_time();
+}
+
+#[test]
+fn a_disk_that_keeps_its_capacity_is_named() {
+    let (place, home) = (Place::new(), home());
+    let disk = home.path().join("disk");
+    Rig::serving(&place, &[&disk], &[]).ends_in_time();
+    File::options().write(true).open(&disk).and_then(|file| file.set_len(2 * DISK_BYTES)).expect("ours");
+    let rig = Rig::serving(&place, &[&disk], &[]);
+    let log = rig.daemon.log();
+    let line = log.lines().find(|line| line.contains("keeps the capacity")).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains(&format!("path=\"{}\"", disk.display())), "{line}");
     rig.ends_in_time();
 }
 

@@ -180,6 +180,9 @@ fn an_unknown_or_impossible_setting_stops_every_command_that_reads_settings() {
             answer.assert_refused(2, &format!("`{key}` cannot be `{value}` (from=`flag`)"));
             assert!(answer.err.contains("hint: it must be"), "{answer:?}");
         }
+        let twice = run(&[command, "--tier.ssd.disks", "['/tmp/a', '/tmp/b', '/tmp//a']"]);
+        twice.assert_refused(2, "`tier.ssd.disks` cannot be");
+        assert!(twice.err.contains("hint: it must name each disk once"), "{twice:?}");
     }
 }
 

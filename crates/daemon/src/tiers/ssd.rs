@@ -89,6 +89,11 @@ impl TierSpec for TierSsd {
                 self.capacity_bytes.is_none_or(|bytes| bytes.0 >= least_bytes),
                 "be at least 1 MiB and eight times `tier.ssd.segment_bytes`, and 9 MiB if that is not set",
             ),
+            Demand::new(
+                "tier.ssd.disks",
+                (1..self.disks.len()).all(|place| !self.disks[..place].contains(&self.disks[place])),
+                "name each disk once: one of them stands there twice",
+            ),
             rate("tier.ssd.write_bytes_per_second", self.write_bytes_per_second),
             rate("tier.ssd.write_bytes_per_day", self.write_bytes_per_day),
         ]

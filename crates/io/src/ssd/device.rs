@@ -64,6 +64,7 @@ impl Device {
         if was_missing {
             check_place(&real, config)?;
         }
+        check_kind(&real, &path)?;
         let daemon_lock = open(&real, links).map_err(|error| cannot("open", &path, error))?;
         if !try_lock(&daemon_lock, DAEMON_BYTE).map_err(|error| cannot("lock", &path, error))? {
             return Err(in_use(&path));
@@ -101,6 +102,18 @@ impl Device {
         }
         Ok(self.has_transfers_lock)
     }
+}
+
+/// Errors if something else than a disk is there, which may not even open. A directory has an error of its own.
+pub(super) fn check_kind(real: &Path, path: &Path) -> Result<()> {
+    // What cannot be looked at cannot be opened, which says why.
+    let Ok(kind) = std::fs::metadata(real).map(|metadata| metadata.file_type()) else { return Ok(()) };
+    if kind.is_file() || kind.is_block_device() || kind.is_dir() {
+        return Ok(());
+    }
+    let shown = path.display();
+    let error = Error::invalid("a disk is a file or a block device").with("path", path.display());
+    Err(error.hint(format!("name another path in `tier.ssd.disks`, or remove what is there: see `stat {shown}`")))
 }
 
 /// Removes the file that this claim has made, and no other that is there by now.
@@ -156,11 +169,6 @@ pub(super) fn judged(file: &File, config: &DiskConfig) -> Result<Judged> {
                 .hint("lower `capacity_bytes`, or leave it out to take the whole device")),
             wanted => Ok(Judged { bytes: wanted.unwrap_or(bytes), is_whole: true, is_ours }),
         };
-    }
-    if !metadata.is_file() {
-        return Err(Error::invalid("a disk is a file or a block device")
-            .with("path", path.display())
-            .hint("name one in `tier.ssd.disks`; a missing file is created"));
     }
     trust::check(file, path).map_err(|error| error.with("path", path.display()))?;
     let wanted = config.capacity_bytes.ok_or_else(|| needs_capacity(path))?;

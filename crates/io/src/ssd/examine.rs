@@ -13,8 +13,8 @@ use rustix::io::Errno;
 
 use super::config::DiskConfig;
 use super::device::{
-    DAEMON_BYTE, cannot, check_place, free_bytes, in_use, judged, needs_capacity, no_room, open_for_transfers,
-    place_of, trusted_path,
+    DAEMON_BYTE, cannot, check_kind, check_place, free_bytes, in_use, judged, needs_capacity, no_room,
+    open_for_transfers, place_of, trusted_path,
 };
 use crate::uring::is_locked;
 
@@ -92,6 +92,7 @@ pub fn named_twice(one: &Path, other: &Path) -> Error {
 fn examine_disk(real: &Path, links: OFlags, config: &DiskConfig) -> Result<Prospect> {
     let path = &config.path;
     let failed = |what: &str, error: io::Error| cannot(what, path, error);
+    check_kind(real, path)?;
     let flags = (links | OFlags::NONBLOCK).bits() as i32;
     let file = File::options().read(true).write(true).custom_flags(flags).open(real);
     let file = file.map_err(|error| failed("open", error))?;

@@ -55,6 +55,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
     let named = |error: Error| error.with("disk", &name);
     let depth = config.depth.max(1) as usize;
     let mut opening = Opening {
+        name: name.clone(),
         io: Io::new(engine),
         memory: memory.clone(),
         deadline: begun + config.open_deadline,
@@ -116,6 +117,7 @@ struct Contents {
 }
 
 struct Opening {
+    name: String,
     io: Io,
     memory: Arc<Memory>,
     deadline: Instant,
@@ -192,6 +194,7 @@ impl Opening {
         if geometry.disk_bytes() + geometry.segment_bytes <= bytes {
             let (made_bytes, id) = (geometry.disk_bytes(), format!("{:032x}", geometry.id));
             tracing::warn!(
+                path = self.name,
                 id,
                 made_bytes,
                 bytes,
