@@ -264,8 +264,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Deregisters; [`Endpoint::deregistered`] says when no peer maps the region any more. Until that was said it may be
-    /// called again, by who gave up waiting for it.
+    /// Deregisters; [`Endpoint::deregistered`] says when no peer maps the region any more. Until that was said this may
+    /// be called again, by who gave up waiting for it.
     pub fn deregister(&self, region: RegionId) -> Result<()> {
         self.with(|fabric| match self.shared.inbox().deregistered.contains(&region) {
             true => Ok(()),
