@@ -348,6 +348,40 @@ fn a_purged_namespace_is_gone_from_the_disk_and_stays_gone() {
     assert_eq!(client.lookup_settled(doomed, &hashes(50..100)).groups[0].states, vec![0u8; 0]);
 }
 
+/// Of the first page of removals: what is behind it cannot be read either.
+#[test]
+fn a_purged_namespace_stays_gone_when_a_bit_of_its_removals_has_flipped() {
+    for engine in ["auto", "threads"] {
+        let (place, disk) = (Place::new(), DiskFile::new());
+        let more = ["--tier.ssd.engine", engine];
+        let (daemon, client, worker) = serving(&place, &disk.path, &more);
+        let names = ["t", "u"];
+        let [doomed, kept] = names.map(|tenant| client.namespace(tenant, vec![group()]).unwrap());
+        store(&client, &worker, kept, 0..100);
+        store(&client, &worker, doomed, 0..500);
+        let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
+        call!(client, purge, request).expect("a purge");
+        store(&client, &worker, doomed, 1000..1010);
+        drop((client, worker));
+        daemon.kill();
+        forebay_io::pool::remove(&place.pool()).expect("the pool is removed");
+        let mut bytes = fs::read(&disk.path).expect("the disk");
+        let has_removals = |page: &[u8]| page.starts_with(b"FBBATCH") && page[256 + 27] == 2;
+        let head = bytes.chunks_exact(4096).position(has_removals).expect("removals");
+        bytes[head * 4096 + 300] ^= 1;
+        fs::write(&disk.path, bytes).expect("the disk is damaged");
+
+        let (_daemon, client, worker) = serving(&place, &disk.path, &more);
+        let [doomed, kept] = names.map(|tenant| client.namespace(tenant, vec![group()]).unwrap());
+        assert!(tier(&client).blocks <= 110, "{engine}: {} blocks", tier(&client).blocks);
+        for first in (0..500).step_by(50) {
+            let hits = client.lookup_settled(doomed, &hashes(first..first + 50)).groups[0].states.len();
+            assert_eq!(hits, 0, "{engine}: of the blocks from {first} on");
+        }
+        is_served(&client, &worker, kept, 0..100);
+    }
+}
+
 #[test]
 fn a_disk_that_is_cut_short_under_load_costs_misses_and_nothing_else() {
     let (place, disk) = (Place::new(), DiskFile::new());

@@ -3,9 +3,10 @@
 //! Until the last block of such a namespace is removed, the core serves none of its blocks from a tier and writes none
 //! to one. A walk goes through the tier's blocks, piece by piece, and what it finds is removed. A removal that fails is
 //! tried again until it succeeds, and stands in the way of no other namespace. If those that are tried again fail too,
-//! the next are tried after a pause, which doubles. A namespace is purged when a whole walk
-//! has found nothing of it: a block may be on two parts, and a removal reaches one. Shared stores keep their blocks,
-//! because other hosts use them too, unless `empty_shared` removes them.
+//! the next are tried after a pause, which doubles. A namespace is clean when a whole walk
+//! has found nothing of it: a block may be on two parts, and a removal reaches one. It is purged when the tier has
+//! noted that, so that damage to the removals brings nothing back. Shared stores keep their blocks, because other hosts
+//! use them too, unless `empty_shared` removes them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -37,6 +38,13 @@ pub(super) struct Purges {
     /// Blocks whose removal has failed. What has no place here is found by a later walk.
     failed: VecDeque<BlockKey>,
     retries: Retries,
+    /// Of which a walk has found nothing, and of which the tier is to note that.
+    clean: BTreeSet<NamespaceId>,
+    /// Those of which it is noting that.
+    noting: BTreeSet<NamespaceId>,
+    /// When the tier is told again, and how long that is after it has failed.
+    note_at: Duration,
+    note_pause: Duration,
     /// Removals under way.
     pub removing: usize,
     /// Parts of the tier that were missing when the blocks were looked for; none before it was open.
@@ -158,6 +166,8 @@ impl Purges {
 
     fn begin(&mut self, namespace: NamespaceId) {
         self.found.remove(&namespace);
+        self.clean.remove(&namespace);
+        self.noting.remove(&namespace);
         if self.namespaces.is_empty() {
             self.removed_before = self.removed_blocks;
         }
@@ -166,7 +176,7 @@ impl Purges {
     }
 
     /// One piece of a walk, if there is one to make. `busy` namespaces have operations under way.
-    fn step(&mut self, busy: &BTreeSet<NamespaceId>, tier: &dyn Driven) {
+    fn step(&mut self, busy: &BTreeSet<NamespaceId>, tier: &mut dyn Driven, now: Duration) {
         let missing = Some(tier.missing_parts());
         if self.missing_parts != missing {
             self.missing_parts = missing;
@@ -175,7 +185,7 @@ impl Purges {
         if self.walk.is_none() && self.is_walk_due(busy) {
             let mut namespaces = std::mem::take(&mut self.unlisted);
             // What a namespace still has waiting would be found again.
-            namespaces.extend(self.namespaces.keys().filter(|namespace| !self.may_have_more(**namespace, busy)));
+            namespaces.extend(self.idle(busy));
             let unclean = namespaces.iter().copied().filter(|namespace| self.may_have_more(*namespace, busy)).collect();
             self.walk = Some(Walk { namespaces, unclean, at: 0 });
         }
@@ -183,6 +193,32 @@ impl Purges {
             && let Some(walk) = self.walk.take()
         {
             self.walk_on(walk, busy, tier);
+        }
+        self.note_clean(tier, now);
+    }
+
+    /// Has the tier note what is clean. What it has noted is purged.
+    fn note_clean(&mut self, tier: &mut dyn Driven, now: Duration) {
+        if self.noting.is_empty() && !self.clean.is_empty() && now >= self.note_at {
+            self.noting = std::mem::take(&mut self.clean);
+            tier.note_purged(&self.noting);
+        }
+        if self.noting.is_empty() {
+            return;
+        }
+        match tier.noted() {
+            None => {}
+            Some(true) => {
+                self.noting.iter().for_each(|namespace| _ = self.namespaces.remove(namespace));
+                self.noting.clear();
+                self.note_pause = Duration::ZERO;
+            }
+            Some(false) => {
+                let [shortest, longest] = PAUSES;
+                self.note_pause = (2 * self.note_pause).clamp(shortest, longest);
+                self.note_at = now + self.note_pause;
+                self.clean.append(&mut self.noting);
+            }
         }
     }
 
@@ -192,6 +228,8 @@ impl Purges {
         self.keys.clear();
         self.failed.clear();
         self.retries = Retries::default();
+        self.clean.clear();
+        self.noting.clear();
         self.namespaces.values_mut().for_each(|waiting| *waiting = 0);
         self.unlisted = self.namespaces.keys().copied().collect();
     }
@@ -200,9 +238,16 @@ impl Purges {
     /// known: of many namespaces for half of them at a time. What a missing part has is not known, so they wait for
     /// it.
     fn is_walk_due(&self, busy: &BTreeSet<NamespaceId>) -> bool {
-        let idle = self.namespaces.keys().filter(|namespace| !self.may_have_more(**namespace, busy)).count();
-        let is_last = idle > 0 && (2 * idle >= self.namespaces.len() || self.keys.is_empty());
+        let (idle, clean) = (self.idle(busy).count(), self.clean.len() + self.noting.len());
+        let is_last = idle > 0 && (2 * idle >= self.namespaces.len() - clean || self.keys.is_empty());
         !self.unlisted.is_empty() || (is_last && self.missing_parts == Some(0))
+    }
+
+    /// Those of which nothing is left as far as is known, and of which no walk has shown it.
+    fn idle<'a>(&'a self, busy: &'a BTreeSet<NamespaceId>) -> impl Iterator<Item = NamespaceId> + 'a {
+        let is_clean = |namespace: &NamespaceId| self.clean.contains(namespace) || self.noting.contains(namespace);
+        let namespaces = self.namespaces.keys().copied();
+        namespaces.filter(move |namespace| !self.may_have_more(*namespace, busy) && !is_clean(namespace))
     }
 
     fn may_have_more(&self, namespace: NamespaceId, busy: &BTreeSet<NamespaceId>) -> bool {
@@ -222,7 +267,7 @@ impl Purges {
                 let clean = walk.namespaces.difference(&walk.unclean).copied();
                 let clean: Vec<NamespaceId> =
                     clean.filter(|namespace| !self.unlisted.contains(namespace) && !busy.contains(namespace)).collect();
-                clean.iter().for_each(|namespace| _ = self.namespaces.remove(namespace));
+                self.clean.extend(clean);
             }
             None => {}
         }
@@ -278,10 +323,10 @@ impl Driver {
             Under::Load { .. } | Under::Exists { .. } | Under::Touch { .. } => None,
         });
         let busy: BTreeSet<NamespaceId> = under_way.collect();
-        let Some(tier) = &self.tier else { return };
-        self.purges.step(&busy, &**tier.tier());
-        self.give_up_purged_stores();
         let now = self.now();
+        let Some(tier) = &mut self.tier else { return };
+        self.purges.step(&busy, &mut **tier.tier_mut(), now);
+        self.give_up_purged_stores();
         while self.purges.removing < REMOVALS_AT_A_TIME
             && let Some(key) = self.purges.pop(now)
         {
@@ -319,11 +364,15 @@ mod tests {
         places: Vec<Option<BlockKey>>,
         missing: usize,
         pieces: Cell<usize>,
+        /// Namespaces that it was to note, each time.
+        told: Vec<BTreeSet<NamespaceId>>,
+        noted: Option<bool>,
     }
 
     impl Parts {
         fn new(keys: impl Iterator<Item = BlockKey>) -> Parts {
-            Parts { places: keys.map(Some).collect(), missing: 0, pieces: Cell::new(0) }
+            let places = keys.map(Some).collect();
+            Parts { places, missing: 0, pieces: Cell::new(0), told: Vec::new(), noted: Some(true) }
         }
 
         /// On the first part that has it.
@@ -377,6 +426,14 @@ mod tests {
             at as f64 / self.places.len() as f64
         }
 
+        fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
+            self.told.push(namespaces.clone());
+        }
+
+        fn noted(&self) -> Option<bool> {
+            self.noted
+        }
+
         fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>, at: u64) -> (Vec<BlockKey>, Option<u64>) {
             self.pieces.set(self.pieces.get() + 1);
             let end = self.places.len().min(at as usize + PIECE);
@@ -396,7 +453,7 @@ mod tests {
             if purges.namespaces.is_empty() {
                 return;
             }
-            purges.step(&BTreeSet::new(), parts);
+            purges.step(&BTreeSet::new(), parts, Duration::ZERO);
             while let Some(key) = purges.pop(Duration::ZERO) {
                 parts.remove(key);
             }
@@ -416,6 +473,47 @@ mod tests {
         assert_eq!(parts.pieces.get(), 2 * parts.places.len() / PIECE, "one walk finds them, one finds none");
     }
 
+    /// A disk may take its time, or not keep what is written to it.
+    #[test]
+    fn a_purge_ends_when_the_tier_has_noted_it_and_nothing_spins_until_then() {
+        let mut parts = Parts::new((0..50).map(|number| key(1, number)));
+        let (mut purges, mut now) = (Purges::default(), Duration::ZERO);
+        let mut go_on = |purges: &mut Purges, parts: &mut Parts, seconds: u64| {
+            for _ in 0..seconds * 100 {
+                now += Duration::from_millis(10);
+                purges.step(&BTreeSet::new(), parts, now);
+                while let Some(key) = purges.pop(now) {
+                    parts.remove(key);
+                }
+            }
+        };
+        parts.noted = None;
+        purges.begin(NamespaceId(1));
+        go_on(&mut purges, &mut parts, 60);
+        let walks = 2 * 50 / PIECE;
+        assert_eq!((purges.is_purging(NamespaceId(1)), parts.told.len(), parts.pieces.get()), (true, 1, walks));
+        parts.noted = Some(false);
+        go_on(&mut purges, &mut parts, 60);
+        assert!(purges.is_purging(NamespaceId(1)) && (8..=13).contains(&parts.told.len()), "{}", parts.told.len());
+        assert_eq!(parts.pieces.get(), walks, "it is clean, and stays so");
+        // Another purge is not kept from its walk, and is noted with the first.
+        parts.places.push(Some(key(2, 1)));
+        purges.begin(NamespaceId(2));
+        parts.noted = Some(true);
+        go_on(&mut purges, &mut parts, 11);
+        assert!(purges.namespaces.is_empty() && !parts.has(NamespaceId(2)));
+        assert_eq!(parts.told.iter().flatten().copied().max(), Some(NamespaceId(2)));
+        // One that is purged again while the tier is at it has a walk of its own.
+        parts.noted = None;
+        purges.begin(NamespaceId(1));
+        go_on(&mut purges, &mut parts, 1);
+        parts.places.push(Some(key(1, 99)));
+        purges.begin(NamespaceId(1));
+        parts.noted = Some(true);
+        go_on(&mut purges, &mut parts, 1);
+        assert!(purges.namespaces.is_empty() && !parts.has(NamespaceId(1)));
+    }
+
     /// One of two disks may refuse them while the tier counts as healthy.
     #[test]
     fn removals_that_fail_stand_in_the_way_of_no_other_namespace() {
@@ -426,7 +524,7 @@ mod tests {
             let mut now = Duration::ZERO;
             let mut go_on = |purges: &mut Purges, is_refusing: bool| {
                 now += Duration::from_millis(10);
-                purges.step(&BTreeSet::new(), &parts);
+                purges.step(&BTreeSet::new(), &mut parts, Duration::ZERO);
                 let keys: Vec<_> = (0..REMOVALS_AT_A_TIME).map_while(|_| purges.pop(now)).collect();
                 for key in keys {
                     purges.removing += 1;
@@ -467,7 +565,7 @@ mod tests {
                 let (end, mut tries) = (now + Duration::from_secs(seconds), 0);
                 while now < end && purges.is_purging(NamespaceId(1)) {
                     now += Duration::from_millis(10);
-                    (0..100).for_each(|_| purges.step(&BTreeSet::new(), &parts));
+                    (0..100).for_each(|_| purges.step(&BTreeSet::new(), &mut parts, Duration::ZERO));
                     let keys: Vec<_> = (0..REMOVALS_AT_A_TIME).map_while(|_| purges.pop(now)).collect();
                     tries += keys.len();
                     for key in keys {
@@ -501,7 +599,7 @@ mod tests {
         let mut parts = Parts::new((0..100).map(|number| key(u128::from(number % 2), number)));
         let mut purges = Purges::default();
         purges.begin(NamespaceId(0));
-        purges.step(&BTreeSet::new(), &parts);
+        purges.step(&BTreeSet::new(), &mut parts, Duration::ZERO);
         purges.begin(NamespaceId(1));
         purge_all(&mut purges, &mut parts);
         assert!(!parts.has(NamespaceId(0)) && !parts.has(NamespaceId(1)));
@@ -525,13 +623,13 @@ mod tests {
         };
         assert_eq!(seen(&purges, &parts), (0, 0, 0, None));
         purges.begin(NamespaceId(0));
-        purges.step(&BTreeSet::new(), &parts);
+        purges.step(&BTreeSet::new(), &mut parts, Duration::ZERO);
         all_gone(&mut purges, &mut parts);
         assert_eq!(seen(&purges, &parts), (1, 5, 5, Some(0.1)));
         purges.begin(NamespaceId(1));
         assert_eq!(seen(&purges, &parts), (2, 5, 5, Some(0.1)));
         while !purges.namespaces.is_empty() {
-            purges.step(&BTreeSet::new(), &parts);
+            purges.step(&BTreeSet::new(), &mut parts, Duration::ZERO);
             all_gone(&mut purges, &mut parts);
         }
         assert_eq!(seen(&purges, &parts), (0, 100, 0, None));
@@ -559,10 +657,10 @@ mod tests {
         parts.places.insert(0, None);
         let (mut purges, busy) = (Purges::default(), BTreeSet::from([NamespaceId(1)]));
         purges.begin(NamespaceId(1));
-        purges.step(&busy, &parts);
-        purges.step(&busy, &parts);
+        purges.step(&busy, &mut parts, Duration::ZERO);
+        purges.step(&busy, &mut parts, Duration::ZERO);
         parts.places[0] = Some(key(1, 7));
-        (0..20).for_each(|_| purges.step(&BTreeSet::new(), &parts));
+        (0..20).for_each(|_| purges.step(&BTreeSet::new(), &mut parts, Duration::ZERO));
         assert!(purges.is_purging(NamespaceId(1)), "one walk began before the store ended");
         purge_all(&mut purges, &mut parts);
         assert!(!parts.has(NamespaceId(1)));
@@ -575,7 +673,7 @@ mod tests {
         let mut purges = Purges::default();
         purges.begin(NamespaceId(1));
         for _ in 0..100 {
-            purges.step(&BTreeSet::new(), &parts);
+            purges.step(&BTreeSet::new(), &mut parts, Duration::ZERO);
             while let Some(key) = purges.pop(Duration::ZERO) {
                 parts.remove(key);
             }
@@ -604,12 +702,12 @@ mod tests {
 
     #[test]
     fn no_more_keys_wait_than_their_limit_and_a_piece() {
-        let parts = Parts::new(
+        let mut parts = Parts::new(
             (0..20_000u32).map(|number| BlockKey { hash: BlockHash::new(&number.to_le_bytes()).unwrap(), ..key(1, 0) }),
         );
         let mut purges = Purges::default();
         purges.begin(NamespaceId(1));
-        (0..10_000).for_each(|_| purges.step(&BTreeSet::new(), &parts));
+        (0..10_000).for_each(|_| purges.step(&BTreeSet::new(), &mut parts, Duration::ZERO));
         assert!((MAX_KEYS..MAX_KEYS + PIECE).contains(&purges.keys.len()), "{}", purges.keys.len());
         assert!(!purges.is_walking());
     }

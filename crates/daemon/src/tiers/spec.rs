@@ -180,6 +180,15 @@ pub trait Driven: Timed + Send {
         (Vec::new(), None)
     }
 
+    /// Nothing of these namespaces is in the tier, or on its way there. One that outlives the daemon has to see to it
+    /// that none of their present blocks ever comes back. [`Driven::noted`] says how that ends.
+    fn note_purged(&mut self, _namespaces: &BTreeSet<NamespaceId>) {}
+
+    /// Whether the tier has seen to that, for the namespaces that it was told last; none while it is at it.
+    fn noted(&self) -> Option<bool> {
+        Some(true)
+    }
+
     /// The share of the tier that [`Driven::blocks_of`] has gone through when it goes on at `at`.
     fn ratio_before(&self, _at: u64) -> f64 {
         0.0

@@ -270,6 +270,14 @@ impl Driven for Ssd {
         self.piece(at, PLACES_AT_A_TIME, |key| namespaces.contains(&key.namespace))
     }
 
+    fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
+        Ssd::note_purged(self, namespaces);
+    }
+
+    fn noted(&self) -> Option<bool> {
+        Ssd::noted(self)
+    }
+
     fn ratio_before(&self, at: u64) -> f64 {
         Ssd::ratio_before(self, at)
     }

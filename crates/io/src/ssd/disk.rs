@@ -4,8 +4,8 @@
 //! transfers in flight, bytes not flushed. No call blocks. [`Disk::poll`] shows what happens in a turn.
 //!
 //! A disk is a log and its reads. `log` keeps what the log has in progress; `writer`, `flush`, `footer` and `reclaim`
-//! go on with it. `reads` keeps the loads; `reader` carries them out. `index` and `space` say what is on the disk, and
-//! `io` has the transfers of both.
+//! go on with it. `purges` keeps what was purged, beside the log; `noting` writes it. `reads` keeps the loads; `reader`
+//! carries them out. `index` and `space` say what is on the disk, and `io` has the transfers of all of them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use super::io::{Finished, Flight, Io, Lane, RETRY_INTERVAL};
 use super::layout::{Balance, Geometry, PAGE, Record};
 use super::log::{Log, STORE_DEADLINE};
 use super::owner::{Owner, Watch, taken_by_another};
+use super::purges::Purges;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport, trouble};
@@ -51,6 +52,7 @@ pub(super) struct Opened {
     pub io: Io,
     pub index: Index,
     pub space: Space,
+    pub purges: Purges,
     pub next_sequence: u64,
     pub written_bytes: u64,
     pub stored_bytes: u64,
@@ -73,6 +75,7 @@ pub(super) struct Disk {
     pub reads: Reads,
     pub log: Log,
     pub reclaim: Option<Reclaim>,
+    pub purges: Purges,
     pub watch: Watch,
     pub budget: Budget,
     pub counters: Counters,
@@ -117,6 +120,7 @@ impl Disk {
             reads: Reads::new(config.has_breakers),
             log: Log::new(opened.next_sequence),
             reclaim: None,
+            purges: opened.purges,
             watch: Watch::new(opened.owner, Duration::ZERO),
             budget,
             counters: Counters::default(),
@@ -193,6 +197,7 @@ impl Disk {
             self.start_batches();
             self.make_room();
             self.close_segments();
+            self.write_purges();
         }
         self.flush();
         self.io.submit();
@@ -303,7 +308,8 @@ impl Disk {
     /// Whether nothing waits and nothing is in flight.
     pub fn is_idle(&self) -> bool {
         let looks = usize::from(self.watch.is_looking());
-        self.reads.waiting() == 0 && self.log.is_idle() && self.io.in_flight() == looks && self.completions.is_empty()
+        let is_waiting = self.reads.waiting() > 0 || !self.log.is_idle() || !self.purges.is_idle();
+        !is_waiting && self.io.in_flight() == looks && self.completions.is_empty()
     }
 
     pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
@@ -474,6 +480,7 @@ impl Disk {
             Flight::Erase { segment } => self.erase_ended(segment, result),
             Flight::CarryRead { piece } => self.carry_read(piece, result),
             Flight::CarryWrite { piece } => self.carry_written(piece, result),
+            Flight::Purges => self.purges_ended(result),
             Flight::Probe => self.note_read(result),
             Flight::Opening(_) => unreachable!("opening waits for all its transfers"),
         }

@@ -53,6 +53,8 @@ pub(super) enum Flight {
     },
     /// A test transfer on a sick disk.
     Probe,
+    /// A step of writing the list of purges.
+    Purges,
     /// A look at the superblock, for the signature.
     Look,
     /// The nth of several reads or writes while opening.

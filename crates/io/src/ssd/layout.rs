@@ -24,6 +24,14 @@ const RECORDS_AT: usize = 256;
 pub(super) const RECORDS_PER_BATCH: usize = (PAGE_BYTES - RECORDS_AT) / RECORD_BYTES;
 /// Bounds a footer at 1.5 MiB, whatever the segment's size; a 256 MiB segment of 16 KiB blocks still fits.
 pub(super) const RECORDS_PER_SEGMENT: u32 = 16_384;
+/// The list of purges, twice. The copies lie far apart, so that what spoils a place of a medium spoils one of them.
+pub(super) const PURGES_AT: [u64; 2] = [64 << 10, 576 << 10];
+/// Of each copy: room for 2,000 namespaces.
+pub(super) const PURGES_PAGES: u32 = 16;
+pub(super) const PURGES_PER_PAGE: usize = (SEAL_AT - PURGE_RECORDS_AT) / PURGE_BYTES;
+const PURGE_RECORDS_AT: usize = 64;
+const PURGE_BYTES: usize = 32;
+
 /// Length of the longest footer.
 pub(super) const FOOTER_BYTES: u64 = (RECORDS_PER_SEGMENT as u64 * RECORD_BYTES as u64).next_multiple_of(PAGE) + PAGE;
 
@@ -36,6 +44,7 @@ const SUPERBLOCK_MAGIC: [u8; 8] = *b"FOREBAYS";
 const SEGMENT_MAGIC: [u8; 8] = *b"FBSEGMNT";
 const BATCH_MAGIC: [u8; 8] = *b"FBBATCH\0";
 const FOOTER_MAGIC: [u8; 8] = *b"FBFOOTER";
+const PURGES_MAGIC: [u8; 8] = *b"FBPURGES";
 /// Position of a page's own checksum.
 const SEAL_AT: usize = PAGE_BYTES - 8;
 /// Position of the owner in the superblock. It is in one sector with the checksum, so a power loss tears no signature.
@@ -337,12 +346,17 @@ impl BatchHead {
         BatchHead::decode(bytes, geometry, u64_at(bytes, 32), page).map(|head| head.life)
     }
 
+    /// Whether the page looks like a head of this life, damaged or not.
+    pub fn was_of(bytes: &Page, geometry: &Geometry, life: u64) -> bool {
+        bytes[..8] == BATCH_MAGIC && u128_at(bytes, 16) == geometry.id && u64_at(bytes, 32) == life
+    }
+
     /// None unless the page is the head at this position in this life of a segment.
     pub fn decode(bytes: &Page, geometry: &Geometry, life: u64, page: u32) -> Option<BatchHead> {
         check(bytes, BATCH_MAGIC, BATCH_SEAL_AT)?;
         let count = u32_at(bytes, 12) as usize;
         let next_page = u32_at(bytes, 44);
-        let is_this = u128_at(bytes, 16) == geometry.id && u64_at(bytes, 32) == life && u32_at(bytes, 40) == page;
+        let is_this = BatchHead::was_of(bytes, geometry, life) && u32_at(bytes, 40) == page;
         if !is_this || next_page <= page || next_page > geometry.pages() || count > RECORDS_PER_BATCH {
             return None;
         }
@@ -415,6 +429,44 @@ impl Footer {
         let records: Vec<Record> = bytes.chunks_exact(RECORD_BYTES).map(Record::decode).collect::<Option<_>>()?;
         let fits = |record: &Record| record.kind != RecordKind::Block || record.ends_by(self.end_page);
         records.iter().all(fits).then_some(records)
+    }
+}
+
+/// All blocks of a namespace with a lower sequence were removed from the disk. That stays true for ever.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PurgeRecord {
+    pub namespace: NamespaceId,
+    pub sequence: u64,
+    /// No segment of a later life has a block with a lower sequence.
+    pub life: u64,
+}
+
+impl PurgeRecord {
+    /// A page of the list of purges, with at most [`PURGES_PER_PAGE`] of them.
+    pub fn encode(geometry: &Geometry, records: &[PurgeRecord]) -> Page {
+        let mut page = geometry.start(PURGES_MAGIC, records.len() as u32);
+        for (record, bytes) in records.iter().zip(page[PURGE_RECORDS_AT..].chunks_exact_mut(PURGE_BYTES)) {
+            bytes[..16].copy_from_slice(&record.namespace.0.to_le_bytes());
+            bytes[16..24].copy_from_slice(&record.sequence.to_le_bytes());
+            bytes[24..].copy_from_slice(&record.life.to_le_bytes());
+        }
+        sealed(page, SEAL_AT)
+    }
+
+    /// None unless it is a page of this disk's list.
+    pub fn decode(page: &Page, geometry: &Geometry) -> Option<Vec<PurgeRecord>> {
+        check(page, PURGES_MAGIC, SEAL_AT)?;
+        let count = u32_at(page, 12) as usize;
+        if u128_at(page, 16) != geometry.id || count > PURGES_PER_PAGE {
+            return None;
+        }
+        let record = |bytes: &[u8]| PurgeRecord {
+            namespace: NamespaceId(u128_at(bytes, 0)),
+            sequence: u64_at(bytes, 16),
+            life: u64_at(bytes, 24),
+        };
+        let records: Vec<_> = page[PURGE_RECORDS_AT..].chunks_exact(PURGE_BYTES).take(count).map(record).collect();
+        records.iter().all(|record| record.sequence < MOST && record.life < MOST).then_some(records)
     }
 }
 
@@ -494,6 +546,15 @@ mod tests {
         assert_eq!(BatchHead::decode(&head.encode(&GEOMETRY), &GEOMETRY, 9, 1), Some(head));
         let footer = Footer { life: 9, index: 2, count: 40, end_page: 200, records_checksum: 1, balance: BALANCE };
         assert_eq!(Footer::decode(&footer.encode(&GEOMETRY), &GEOMETRY, 9, 2), Some(footer));
+        let purges = purges(PURGES_PER_PAGE as u64);
+        let page = PurgeRecord::encode(&GEOMETRY, &purges);
+        assert_eq!(PurgeRecord::decode(&page, &GEOMETRY), Some(purges));
+        assert_eq!(PurgeRecord::decode(&page, &Geometry { id: 78, ..GEOMETRY }), None);
+    }
+
+    fn purges(count: u64) -> Vec<PurgeRecord> {
+        let record = |n| PurgeRecord { namespace: NamespaceId(u128::from(n) << 70), sequence: 10 * n, life: n };
+        (0..count).map(record).collect()
     }
 
     #[test]
@@ -511,6 +572,12 @@ mod tests {
         for bit in 0..PAGE_BYTES * 8 {
             page[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Geometry::decode_superblock(&page), None, "bit {bit}");
+            page[bit / 8] ^= 1 << (bit % 8);
+        }
+        let mut page = PurgeRecord::encode(&GEOMETRY, &purges(PURGES_PER_PAGE as u64));
+        for bit in 0..PAGE_BYTES * 8 {
+            page[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(PurgeRecord::decode(&page, &GEOMETRY), None, "bit {bit}");
             page[bit / 8] ^= 1 << (bit % 8);
         }
     }
@@ -657,6 +724,7 @@ mod tests {
                 head.encode(&GEOMETRY).to_vec(),
                 last_head.encode(&GEOMETRY).to_vec(),
                 [&footer.encode(&GEOMETRY)[..], &listed].concat(),
+                PurgeRecord::encode(&GEOMETRY, &purges(3)).to_vec(),
             ]
         }
 
@@ -697,7 +765,7 @@ mod tests {
                 PAGE_BYTES..PAGE_BYTES + 3 * RECORD_BYTES,
             ];
             Target::new("pages of a disk", written()).places(fields).mended(reseal).cases(20_000).run(|bytes| {
-                let Some((page, listed)) = bytes.split_first_chunk::<PAGE_BYTES>() else { return [false; 5] };
+                let Some((page, listed)) = bytes.split_first_chunk::<PAGE_BYTES>() else { return [false; 6] };
                 let is_whole = [SEAL_AT, BATCH_SEAL_AT].iter().any(|at| u64_at(page, *at) == seal_of(page, *at));
                 let superblock = Geometry::decode_superblock(page);
                 if let Some(geometry) = superblock {
@@ -727,9 +795,20 @@ mod tests {
                     assert_eq!(footer_again.decode_records(&again).as_ref(), Some(records));
                     assert!(records.iter().all(|record| is_in_segment(record, footer.end_page)), "{records:?}");
                 }
-                let found =
-                    [superblock.is_some(), header.is_some(), head.is_some(), footer.is_some(), records.is_some()];
-                assert!(is_whole || found == [false; 5], "a page without its checksum is believed: {found:?}");
+                let purges = PurgeRecord::decode(page, &GEOMETRY);
+                if let Some(purges) = &purges {
+                    let again = PurgeRecord::encode(&GEOMETRY, purges);
+                    assert_eq!(PurgeRecord::decode(&again, &GEOMETRY).as_ref(), Some(purges));
+                }
+                let found = [
+                    superblock.is_some(),
+                    header.is_some(),
+                    head.is_some(),
+                    footer.is_some(),
+                    records.is_some(),
+                    purges.is_some(),
+                ];
+                assert!(is_whole || found == [false; 6], "a page without its checksum is believed: {found:?}");
                 found
             });
         }

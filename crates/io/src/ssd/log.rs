@@ -185,6 +185,11 @@ impl Log {
         self.busy.contains(key)
     }
 
+    /// All records so far have a lower number.
+    pub fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+
     /// The number of the next record.
     pub fn draw_sequence(&mut self) -> u64 {
         self.next_sequence += 1;

@@ -17,6 +17,7 @@ use super::index::Index;
 use super::io::Io;
 use super::layout::*;
 use super::owner::{Owner, taken_by_another};
+use super::purges::Purges;
 use super::report::Recovery;
 use super::space::{Segment, SegmentState, Space};
 use super::staging::{CHUNK_BYTES, CHUNKS, HEADS, Staging, joined, page_at, pieces};
@@ -24,6 +25,8 @@ use crate::uring::{Engine, Memory, Span, Work};
 
 /// Keeps the sequence numbers of unseen records of a stopped chain lower than all new ones.
 const SEQUENCE_GAP: u64 = 1 << 32;
+/// The same where records of several daemons may be unseen, each of which began behind a gap: of 4,096 of them.
+const WIDE_SEQUENCE_GAP: u64 = SEQUENCE_GAP << 12;
 /// After a device was signed, another daemon has this long to read the signature and to end what it is writing: three
 /// times as long as it takes to look again.
 const OTHERS_STOP: Duration = Duration::from_millis(1500);
@@ -61,6 +64,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         deadline: begun + config.open_deadline,
         depth,
         recovery: Recovery::default(),
+        is_missing: false,
     };
     let is_block_device = device.as_ref().is_some_and(Device::is_block_device);
     let (geometry, owner) = match mode {
@@ -75,7 +79,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         // Writes of a killed daemon may still be in the drive's cache, but the next mark will call them flushed.
         opening.sync().map_err(named)?;
     }
-    let Opening { io, mut recovery, .. } = opening;
+    let Opening { io, mut recovery, is_missing, .. } = opening;
     recovery.blocks = contents.index.len() as u64;
     recovery.took_us = begun.elapsed().as_micros() as u64;
     let opened = Opened {
@@ -87,7 +91,8 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         io,
         index: contents.index,
         space: contents.space,
-        next_sequence: contents.last_sequence + SEQUENCE_GAP,
+        purges: contents.purges,
+        next_sequence: contents.last_sequence + if is_missing { WIDE_SEQUENCE_GAP } else { SEQUENCE_GAP },
         written_bytes: contents.written_bytes,
         stored_bytes: contents.stored_bytes,
         balance: contents.balance,
@@ -110,6 +115,7 @@ pub(super) enum Mode {
 struct Contents {
     index: Index,
     space: Space,
+    purges: Purges,
     last_sequence: u64,
     written_bytes: u64,
     stored_bytes: u64,
@@ -123,6 +129,8 @@ struct Opening {
     deadline: Instant,
     depth: usize,
     recovery: Recovery,
+    /// Records that were on the disk could not be read, or are damaged.
+    is_missing: bool,
 }
 
 /// What the segments' headers say.
@@ -283,10 +291,12 @@ impl Opening {
 /// The blocks.
 impl Opening {
     fn contents(&mut self, geometry: Geometry) -> Result<Contents> {
+        let purges = self.purges(&geometry)?;
         let mut contents = Contents {
             index: Index::new(geometry.segments, geometry.pages()),
             space: Space::new(geometry),
-            last_sequence: 0,
+            last_sequence: purges.last_sequence(),
+            purges,
             written_bytes: 0,
             stored_bytes: 0,
             balance: None,
@@ -317,6 +327,38 @@ impl Opening {
         Ok(contents)
     }
 
+    /// What was purged, as far as one of two copies says it.
+    fn purges(&mut self, geometry: &Geometry) -> Result<Purges> {
+        let (mut purges, span) = (Purges::default(), Staging::purges(PURGES_PAGES));
+        // Of each page, the copies that can be read or were never written, and those that are damaged.
+        let mut copies = [(0, 0); PURGES_PAGES as usize];
+        for at in PURGES_AT {
+            let mut bytes = vec![0; span.len as usize];
+            let is_read = self.read(&[Work::Read { at, span, checksum: None }])?[0].is_ok();
+            self.memory.read(span, &mut bytes);
+            let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
+            for (page, (whole, damaged)) in pages.iter().zip(&mut copies) {
+                match PurgeRecord::decode(page, geometry).filter(|_| is_read) {
+                    Some(records) => {
+                        *whole += 1;
+                        purges.found(&records);
+                    }
+                    None if is_read && page.iter().all(|byte| *byte == 0) => *whole += 1,
+                    None => *damaged += 1,
+                }
+            }
+        }
+        if copies.iter().any(|(_, damaged)| *damaged > 0) {
+            purges.renew();
+        }
+        if copies.iter().any(|(whole, damaged)| *whole == 0 && *damaged > 0) {
+            let id = format!("{:032x}", geometry.id);
+            let hint = "purge again what was purged lately: if the disk's log is damaged too, its blocks may be back";
+            tracing::warn!(id, hint, "a disk's list of purges cannot be read");
+        }
+        Ok(purges)
+    }
+
     /// Reads the header of each segment. Those that were not used, and those whose header is lost, are free.
     fn headers(&mut self, contents: &mut Contents) -> Result<Headers> {
         let geometry = contents.space.geometry;
@@ -342,6 +384,7 @@ impl Opening {
             contents.space.free.push_back(index);
         }
         self.recovery.segments_lost = lost.len() as u32;
+        self.is_missing |= !lost.is_empty();
         Ok(Headers { used, lost })
     }
 
@@ -389,8 +432,14 @@ impl Opening {
         let (mut page, mut mark, mut floor, mut records) = (1, 0, 0, Vec::new());
         let mut window = 0..0;
         while page < geometry.pages() {
-            let Some(bytes) = self.chain_page(&geometry, index, page, &mut window)? else { break };
-            let Some(head) = BatchHead::decode(&bytes, &geometry, life, page) else { break };
+            let Some(bytes) = self.chain_page(&geometry, index, page, &mut window)? else {
+                self.is_missing = true;
+                break;
+            };
+            let Some(head) = BatchHead::decode(&bytes, &geometry, life, page) else {
+                self.is_missing |= BatchHead::was_of(&bytes, &geometry, life);
+                break;
+            };
             if head.first_sequence < floor {
                 break;
             }
@@ -531,7 +580,7 @@ impl Contents {
     /// A block that is not whole, or could not be read, is not served. A later start may find it whole: so it has an
     /// entry, and a purge removes it. Where the key has an entry, a removal of that one is of both.
     fn doubt(&mut self, record: &Record, segment: u32) {
-        if self.index.record(&record.key).is_none() {
+        if self.index.record(&record.key).is_none() && !self.purges.cover(record) {
             self.index.insert(record, segment);
             self.index.withdraw(&record.key);
         }
@@ -542,6 +591,7 @@ impl Contents {
         let found = self.index.get(&record.key).map(|entry| entry.sequence);
         let is_later = found.is_none_or(|sequence| sequence < record.sequence);
         match record.kind {
+            RecordKind::Block if self.purges.cover(record) => {}
             RecordKind::Block if is_later => {
                 self.index.insert(record, segment);
             }

@@ -5,7 +5,7 @@
 use forebay_core::checksum::combine;
 use forebay_core::{Error, ErrorKind};
 
-use super::layout::{FOOTER_BYTES, PAGE, PAGE_BYTES, Page};
+use super::layout::{FOOTER_BYTES, PAGE, PAGE_BYTES, PURGES_PAGES, Page};
 use crate::uring::{Memory, Span};
 
 /// Blocks are carried over, and recovery reads, in pieces of this size.
@@ -17,11 +17,11 @@ const CHUNKS_AT: u64 = FOOTER_BYTES;
 const HEADS_AT: u64 = CHUNKS_AT + CHUNKS as u64 * CHUNK_BYTES as u64;
 const HEADER_AT: u64 = HEADS_AT + HEADS as u64 * PAGE;
 const PROBE_AT: u64 = HEADER_AT + PAGE;
-
 const LOOK_AT: u64 = PROBE_AT + PAGE;
+const PURGES_AT: u64 = LOOK_AT + PAGE;
 
 /// Bytes that a disk needs; memory is allocated on first touch.
-pub const STAGING_BYTES: usize = (LOOK_AT + PAGE) as usize;
+pub const STAGING_BYTES: usize = (PURGES_AT + PURGES_PAGES as u64 * PAGE) as usize;
 
 /// See the module documentation.
 pub(super) struct Staging {
@@ -55,6 +55,11 @@ impl Staging {
     /// The page into which the superblock is read again.
     pub fn look() -> Span {
         Span::staging(LOOK_AT, PAGE as u32)
+    }
+
+    /// The first pages of those from which the list of purges is written, and into which it is read.
+    pub fn purges(pages: u32) -> Span {
+        Span::staging(PURGES_AT, pages * PAGE as u32)
     }
 
     pub fn probe() -> Span {

@@ -12,7 +12,7 @@
 //! Only a store shows that a disk which refused stores takes them again. So such a disk gets one a second, and if the
 //! disk refuses it, another disk gets it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
-use forebay_core::{BlockKey, ErrorKind, Result};
+use forebay_core::{BlockKey, ErrorKind, NamespaceId, Result};
 
 use super::claim::{DiskClaim, OpenedDisk};
 use super::config::SsdConfig;
@@ -291,6 +291,19 @@ impl Ssd {
             (if disk < number { before + places } else { before }, all + places)
         });
         if all == 0 { 0.0 } else { before as f64 / all as f64 }
+    }
+
+    /// Has each disk note that nothing of these namespaces is on it, nor on its way there: whatever becomes of the log,
+    /// a restart finds none of the blocks that were there before. [`Ssd::noted`] says how that ends.
+    pub fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
+        self.disks_mut().for_each(|disk| disk.note_purged(namespaces.iter().copied()));
+        self.disks_mut().for_each(Disk::start);
+    }
+
+    /// Whether all disks have noted what they were told to, and read it back; none while they are at it.
+    pub fn noted(&self) -> Option<bool> {
+        let noted: Option<Vec<bool>> = self.disks().map(|disk| disk.purges.noted()).collect();
+        noted.map(|noted| noted.iter().all(|is_noted| *is_noted))
     }
 
     /// Appends the keys of blocks that the disks evicted to free space since the last call. Call it after `poll` and

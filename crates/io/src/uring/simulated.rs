@@ -25,6 +25,8 @@ pub enum FaultKind {
     Short(u32),
     /// A write moves half of its bytes, then fails.
     Torn,
+    /// A write keeps half of its bytes, and reports all of them.
+    HalfKept,
     /// Completes only after this many polls.
     Delayed(u32),
     /// Reports success, and does nothing. For a flush: the drive lies.
@@ -266,6 +268,9 @@ impl Medium {
                         memory.read(*span, &mut bytes[from..]);
                     }
                     bytes.truncate(moved as usize);
+                    if fault == Some(FaultKind::HalfKept) {
+                        bytes.truncate(moved as usize / 2);
+                    }
                     self.current[at as usize..][..bytes.len()].copy_from_slice(&bytes);
                     self.unsynced.push_back((at as usize, bytes));
                     self.writes_done += 1;

@@ -210,7 +210,8 @@ fn removed_for_good(kind: FaultKind, count: u64) {
         disk.arm(&[Fault { nth, count, kind }]);
         let Some((mut bed, told)) = run(&disk, seed) else { continue };
         if told.found < all {
-            // Records that could not be read when the disk was opened are out of a purge's reach: see docs/gaps.md.
+            // Records that could not be read when the disk was opened are out of a removal's reach. The list of purges
+            // covers them: `purges`.
             continue;
         }
         let acknowledged = remove_what_is_named(&mut bed);

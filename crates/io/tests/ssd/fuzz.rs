@@ -8,6 +8,7 @@ use forebay_io::uring::{Region, SimulatedDisk};
 
 use crate::bed::{Bed, SLOTS, medium, small_config};
 use crate::damage::image;
+use crate::purges::note;
 
 const PAGE: usize = 4096;
 const RECORD: usize = 96;
@@ -33,7 +34,7 @@ fn reseal(image: &mut [u8]) {
     for at in (0..image.len() / PAGE).map(|page| page * PAGE) {
         let (before, page) = image[..at + PAGE].split_at_mut(at);
         let seal_at = match &page[..8] {
-            b"FOREBAYS" | b"FBSEGMNT" => PAGE - 8,
+            b"FOREBAYS" | b"FBSEGMNT" | b"FBPURGES" => PAGE - 8,
             b"FBBATCH\0" => {
                 reseal_records(&mut page[RECORDS_AT..]);
                 RECORDS_AT - 8
@@ -60,7 +61,7 @@ fn fields(image: &[u8]) -> Vec<std::ops::Range<usize>> {
     let mut fields = Vec::new();
     for (at, page) in image.chunks_exact(PAGE).enumerate().map(|(number, page)| (number * PAGE, page)) {
         match &page[..8] {
-            b"FOREBAYS" | b"FBSEGMNT" => fields.extend([at..at + 96, at + PAGE - 8..at + PAGE]),
+            b"FOREBAYS" | b"FBSEGMNT" | b"FBPURGES" => fields.extend([at..at + 96, at + PAGE - 8..at + PAGE]),
             b"FBBATCH\0" => {
                 fields.extend([at..at + 96, at + RECORDS_AT - 8..at + RECORDS_AT + number(page, 12) * RECORD]);
             }
@@ -77,6 +78,10 @@ fn fields(image: &[u8]) -> Vec<std::ops::Range<usize>> {
 
 fn run(name: &'static str, is_mended: bool) {
     let (image, lengths) = image();
+    let mut bed = Bed::open(&SimulatedDisk::from_image(image), &small_config(), None).unwrap();
+    assert!(note(&mut bed, [8]), "it has a list of purges too");
+    bed.settle();
+    let image = bed.disk.image();
     let target = Target::new(name, vec![image.clone()]).places(fields(&image)).cases(300);
     // The image is there twice on the disk, and once more with what changed.
     let target = target.allocates(8, 8 << 20);

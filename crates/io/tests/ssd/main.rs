@@ -15,5 +15,6 @@ mod fuzz;
 mod kill;
 mod limits;
 mod placement;
+mod purges;
 mod soak;
 mod taken;

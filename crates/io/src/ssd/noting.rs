@@ -1,0 +1,95 @@
+//! The list of purges on its way to the disk: each copy is written, flushed and read back, one after the other.
+
+use std::time::Instant;
+
+use forebay_core::{ErrorKind, NamespaceId};
+
+use super::disk::Disk;
+use super::io::Flight;
+use super::layout::{PAGE_BYTES, PURGES_AT, PurgeRecord};
+use super::purges::{Step, Writing};
+use super::staging::Staging;
+use crate::uring::Work;
+
+impl Disk {
+    /// Nothing of these namespaces is on the disk, or on its way there.
+    pub(super) fn note_purged(&mut self, namespaces: impl Iterator<Item = NamespaceId>) {
+        let (sequence, life, oldest_life) = (self.log.next_sequence(), self.space.last_life, self.oldest_life());
+        self.purges.add(namespaces, sequence, life, oldest_life);
+    }
+
+    /// 0 if it is not known without a search.
+    fn oldest_life(&self) -> u64 {
+        // What is free, or whose new life is not flushed, may have blocks of its old life after a crash.
+        let is_known = self.reclaim.is_none() && self.log.erase.is_none() && self.space.free.is_empty();
+        let used = self.space.closed.front().into_iter().chain(&self.space.closing).chain(&self.space.active);
+        let oldest = used.map(|index| self.space.segments[*index as usize].life).min();
+        oldest.filter(|_| is_known).unwrap_or(0)
+    }
+
+    /// Begins to write the copy that is due.
+    pub(super) fn write_purges(&mut self) {
+        let Some(copy) = self.purges.due.take_if(|_| self.purges.writing.is_none()) else { return };
+        let records = self.purges.records.values().copied().collect();
+        let writing = Writing { copy, step: Step::Write, records };
+        let pages: Vec<u8> =
+            writing.chunks().flat_map(|records| PurgeRecord::encode(&self.geometry, records)).collect();
+        let span = Staging::purges(writing.pages());
+        self.memory.write(span, &pages);
+        self.purges.writing = Some(writing);
+        self.write(Flight::Purges, Work::Write { at: PURGES_AT[copy], spans: span.into() });
+    }
+
+    /// A step has ended.
+    pub(super) fn purges_ended(&mut self, result: Result<u64, ErrorKind>) {
+        let Some(mut writing) = self.purges.writing.take() else { unreachable!("one of its steps was in flight") };
+        if self.purges.due.is_some() {
+            // More was purged meanwhile: all of it begins anew.
+            return;
+        }
+        let (copy, span) = (writing.copy, Staging::purges(writing.pages()));
+        let next = match (result, writing.step) {
+            (Err(kind), _) => return self.end_purges(Err(kind)),
+            (Ok(_), Step::Write) => Step::Sync,
+            (Ok(_), Step::Sync) => Step::ReadBack,
+            (Ok(_), Step::ReadBack) if !self.is_read_back(&writing) => {
+                return self.end_purges(Err(ErrorKind::Corrupt));
+            }
+            (Ok(_), Step::ReadBack) if copy + 1 < PURGES_AT.len() => return self.purges.due = Some(copy + 1),
+            (Ok(_), Step::ReadBack) => return self.end_purges(Ok(())),
+        };
+        let work = match next {
+            Step::Sync => Work::Sync,
+            _ => {
+                // What a read leaves alone is not taken for what was written.
+                self.memory.write(span, &vec![0; span.len as usize]);
+                Work::Read { at: PURGES_AT[copy], span, checksum: None }
+            }
+        };
+        writing.step = next;
+        self.purges.writing = Some(writing);
+        self.io.start(Flight::Purges, work);
+    }
+
+    fn is_read_back(&self, writing: &Writing) -> bool {
+        let mut bytes = vec![0; writing.pages() as usize * PAGE_BYTES];
+        self.memory.read(Staging::purges(writing.pages()), &mut bytes);
+        let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
+        let is_whole = |(page, records): (&[u8; PAGE_BYTES], &[PurgeRecord])| {
+            PurgeRecord::decode(page, &self.geometry).is_some_and(|found| found == records)
+        };
+        pages.iter().zip(writing.chunks()).all(is_whole)
+    }
+
+    fn end_purges(&mut self, result: Result<(), ErrorKind>) {
+        self.purges.ended = Some(result);
+        if let Err(kind) = result
+            && self.purges.failures.add(Instant::now()).is_some()
+        {
+            let (disk, why) = (self.name(), format!("{kind:?}").to_lowercase());
+            let hint =
+                "the purge goes on trying; if this lasts, replace the disk: it does not keep what is written to it";
+            tracing::error!(disk, why, hint, "a disk does not keep the list of purges, so no purge ends on it");
+        }
+    }
+}
