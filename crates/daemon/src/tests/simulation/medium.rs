@@ -2,7 +2,8 @@
 //!
 //! A disk's transfers go on when the daemon is killed, as the kernel's do; those of a shared store end with it. A load
 //! writes its slot piece by piece. A medium may fail, be full, hang, lose what it said it has, say that a block is
-//! corrupt after it wrote half of it, or write other bytes than it says.
+//! corrupt after it wrote half of it, or write other bytes than it says. A disk may lose a removal: the next daemon
+//! finds the block again, unless the disk was told that its namespace is purged.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
@@ -102,6 +103,8 @@ pub struct Medium {
     pub is_well: bool,
     capacity_bytes: u64,
     blocks: BTreeMap<BlockKey, (Vec<u8>, u64)>,
+    /// Of a disk: blocks whose removal the next daemon does not see.
+    lost_removals: BTreeMap<BlockKey, (Vec<u8>, u64)>,
     /// The oldest first, each with a number of its own.
     order: VecDeque<(u64, BlockKey)>,
     next_number: u64,
@@ -120,7 +123,7 @@ struct Transfer {
 impl SharedMedium {
     pub fn new(number: usize, is_shared: bool, capacity_bytes: u64, truth: SharedTruth) -> SharedMedium {
         let (boot, data, is_hanging, is_well) = (0, None, false, false);
-        let (blocks, order, transfers, ended, evicted) = Default::default();
+        let (blocks, lost_removals, order, transfers, ended, evicted) = Default::default();
         SharedMedium(Arc::new(Mutex::new(Medium {
             number,
             is_shared,
@@ -131,6 +134,7 @@ impl SharedMedium {
             is_well,
             capacity_bytes,
             blocks,
+            lost_removals,
             order,
             next_number: 0,
             transfers,
@@ -168,6 +172,13 @@ impl Medium {
         }
         self.ended.clear();
         self.evicted.clear();
+        for (key, block) in std::mem::take(&mut self.lost_removals) {
+            if self.blocks.contains_key(&key) {
+                continue;
+            }
+            self.keep(key, block);
+            self.truth.get().count("removals lost");
+        }
     }
 
     pub fn is_idle(&self) -> bool {
@@ -202,6 +213,10 @@ impl Medium {
             OpKind::Exists if self.blocks.contains_key(&op.key) => Outcome::Found,
             OpKind::Exists => Outcome::Absent,
             OpKind::Remove if fault == 1 => Outcome::Failed(ErrorKind::Io),
+            OpKind::Remove if fault == 2 && !self.is_shared => {
+                self.lost_removals.extend(self.blocks.get(&op.key).map(|block| (op.key, block.clone())));
+                if self.remove(&op.key) { Outcome::Removed } else { Outcome::Absent }
+            }
             OpKind::Remove if self.remove(&op.key) => Outcome::Removed,
             OpKind::Remove => Outcome::Absent,
             OpKind::Touch { .. } => Outcome::Failed(ErrorKind::Unsupported),
@@ -261,10 +276,16 @@ impl Medium {
             self.remove(&oldest);
             self.evicted.push(oldest);
         }
-        self.blocks.insert(op.key, (bytes, op.checksum));
-        self.next_number += 1;
-        self.order.push_back((self.next_number, op.key));
+        // The later record of a key counts.
+        self.lost_removals.remove(&op.key);
+        self.keep(op.key, (bytes, op.checksum));
         Outcome::Stored
+    }
+
+    fn keep(&mut self, key: BlockKey, block: (Vec<u8>, u64)) {
+        self.blocks.insert(key, block);
+        self.next_number += 1;
+        self.order.push_back((self.next_number, key));
     }
 
     fn write(&self, op: &Operation, bytes: &[u8]) {
@@ -346,6 +367,13 @@ impl Driven for Handle {
 
     fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
         keys.append(&mut self.medium.get().evicted);
+    }
+
+    fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
+        let mut medium = self.medium.get();
+        if medium.boot == self.boot {
+            medium.lost_removals.retain(|key, _| !namespaces.contains(&key.namespace));
+        }
     }
 
     fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>, at: u64) -> (Vec<BlockKey>, Option<u64>) {
