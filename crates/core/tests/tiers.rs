@@ -180,6 +180,25 @@ fn a_lookup_that_is_given_up_while_blocks_come_up_counts_once_too() {
 }
 
 #[test]
+fn a_lookup_without_an_answer_leaves_the_first_hit_to_the_next() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..1);
+    let (_, lease) = rig.lease(ns, &[0]);
+    rig.core.release(ENGINE, lease);
+    for (block, _, generation) in loads(&mut rig) {
+        assert!(rig.core.promoted(block, generation, whole()));
+    }
+    let mut unanswered = rig.core.begin_lookup(Some(ENGINE), ns);
+    assert_eq!(rig.look_on(&mut unanswered, 0, 0, &[0]).states, [STATE_READY]);
+    rig.core.cancel_lookup(unanswered);
+    assert_eq!(rig.core.tier_report(TIER).stats.hits, 0);
+    let (_, lease) = rig.lease(ns, &[0]);
+    assert_eq!(rig.core.tier_report(TIER).stats.hits, 1);
+    rig.core.release(ENGINE, lease);
+    rig.audit();
+}
+
+#[test]
 fn what_comes_up_after_its_lease_was_released_is_promised_to_nobody() {
     for ends in [false, true] {
         let (mut rig, ns) = rig(2, all());

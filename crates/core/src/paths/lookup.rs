@@ -28,6 +28,8 @@ pub struct Lookup {
     /// Found ready, and the token position each ends at.
     found: Vec<BlockId>,
     ends: Vec<u64>,
+    /// Those of `found` whose first hit it is.
+    fresh: Vec<BlockId>,
     /// What it was promised so far: none before the first pause.
     lease: Option<LeaseId>,
     /// How many of `found` the lease covers.
@@ -96,10 +98,23 @@ impl Core {
 
     /// `instance` gets the lease; `None` only asks.
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
-        let (found, ends, counts) = (Vec::new(), Vec::new(), Counts::default());
+        let (found, ends, fresh, counts) = (Vec::new(), Vec::new(), Vec::new(), Counts::default());
         let (lease, leased, before, cursor) = (None, 0, 0, None);
         let (is_writing, lacks_room) = (true, false);
-        Lookup { instance, namespace, found, ends, lease, leased, before, cursor, is_writing, lacks_room, counts }
+        Lookup {
+            instance,
+            namespace,
+            found,
+            ends,
+            fresh,
+            lease,
+            leased,
+            before,
+            cursor,
+            is_writing,
+            lacks_room,
+            counts,
+        }
     }
 
     /// Asks for the next `hashes` (packed, `hash_bytes` each) of `group` in prefix order; pieces of one group
@@ -191,6 +206,8 @@ impl Core {
         if lookup.lease.is_some() {
             self.touch_found(&lookup);
             self.count(&lookup);
+        } else {
+            lookup.fresh.iter().for_each(|block| self.slots.mark_fresh(*block));
         }
         if lookup.instance.is_some() {
             self.leases.give_up(lookup.found.split_off(lookup.leased));
@@ -326,6 +343,7 @@ impl Core {
             lookup.counts.hits_of_tiers[tier.0 as usize] += 1;
             answer.come_from(if self.tiers.limits(tier).is_shared { SOURCE_SHARED } else { SOURCE_DISK });
             self.slots.unmark_fresh(block);
+            lookup.fresh.push(block);
         }
     }
 

@@ -481,6 +481,11 @@ impl Slots {
         self.records.get_mut(block).owner &= !FRESH;
     }
 
+    /// The lookup that had it was never answered.
+    pub fn mark_fresh(&mut self, block: BlockId) {
+        self.records.get_mut(block).owner |= FRESH;
+    }
+
     pub fn unmark_prefetch(&mut self, block: BlockId) {
         self.records.get_mut(block).owner &= !PREFETCH;
     }
