@@ -107,7 +107,10 @@ fn a_directory_that_hangs_keeps_no_later_daemon_from_starting() {
     volume.freeze();
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     store(&client, &worker, namespace, 0..50);
-    wait_until("the tier is sick", || tier(&client, "fs").state == "sick");
+    // Frozen, it answers reads.
+    wait_until("it takes no writes", || {
+        tier(&client, "fs").stores.iter().any(|store| !store.refuses_writes.is_empty())
+    });
     drop((client, worker));
     purge(&place, &daemons[0]);
     end(&daemons[0], Signal::KILL);
