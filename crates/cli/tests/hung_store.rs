@@ -23,8 +23,8 @@ fn request(client: &Client, namespace: u32, seed: u64) -> GetRequest {
     GetRequest { session, namespace, group: 0, hash_bytes: 32, hashes, lent: None }
 }
 
-/// `count` calls for blocks of which only the hung store knows whether it has them; then one for a hit, on a connection
-/// of its own. Returns the ends of `refused` calls, which do not wait.
+/// `count` calls for blocks of which only the hung store knows whether it has them; then one for a hit and one that
+/// stores, on a connection of their own. Returns the ends of `refused` calls, which do not wait.
 fn hit_beside(count: u64, refused: usize) -> Vec<Status> {
     let (server, place) = (Server::start(Kind::Valkey), Place::new());
     let url = server.url();
@@ -61,6 +61,10 @@ fn hit_beside(count: u64, refused: usize) -> Vec<Status> {
     });
     let found = call!(other, get, hit).expect("an answer while the others wait");
     assert_eq!(found.blocks.len(), 1);
+    let (session, namespace) = (other.welcome.session, other.namespace("t", vec![group()]).expect("a namespace"));
+    let block = Block { hash: hash(7).to_vec(), data: pattern(7, BYTES) };
+    let request = PutRequest { session, namespace, group: 0, blocks: vec![block], ..PutRequest::default() };
+    call!(other, put, request).expect("a put beside calls that wait");
     server.signal(Signal::CONT);
     ended
 }
@@ -72,9 +76,8 @@ fn calls_that_wait_for_a_store_delay_no_hit_of_their_user() {
 
 #[test]
 fn calls_that_wait_for_a_store_are_limited_with_a_hint() {
-    // A connection has 48 that wait.
-    for error in hit_beside(60, 12).into_iter().map(forebay_rpc::from_status) {
-        assert!(error.to_string().contains("`Put` and `Get` calls are waiting"), "{error}");
-        assert!(error.hint_text().expect("a hint").contains("make fewer of them at a time"), "{error}");
+    for error in hit_beside(76, 12).into_iter().map(forebay_rpc::from_status) {
+        assert!(error.to_string().contains("`Get` calls are waiting for a tier (user="), "{error}");
+        assert!(error.hint_text().expect("a hint").contains("or raise `limits.waiting_gets_per_user`"), "{error}");
     }
 }

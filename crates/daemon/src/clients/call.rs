@@ -102,7 +102,7 @@ impl Call {
         let room = match kind {
             // The service refuses it.
             _ if length > limits.message_bytes => None,
-            Kind::Put => Some(place.wait()?.for_room(length).await?),
+            Kind::Put => Some(place.room(length).await?),
             Kind::Health if length > HEALTH_BYTES => {
                 return Err(Error::invalid("a request for health is too long").with("bytes", length));
             }
@@ -194,9 +194,10 @@ async fn read_prefix(message: &mut Incoming) -> Result<(Bytes, u64)> {
 }
 
 impl Place {
-    /// Errors with `Full` if too many of the user's `Put` and `Get` calls wait, for room or for a tier.
-    pub fn wait(self: &Arc<Place>) -> Result<Waiting> {
-        self.with(|clients, user, id| {
+    /// Waits for room for what a call copies. Errors with `Full` if there is none for too long, or if too many of the
+    /// user's calls wait for room.
+    pub async fn room(self: &Arc<Place>, bytes: u64) -> Result<Room> {
+        let (room, _waiting) = self.with(|clients, user, id| {
             let waiting = user.waiting_copies;
             let connection = user.connections.get_mut(&id).ok_or_else(leaving)?;
             if waiting >= WAITING_COPIES || connection.waiting_copies >= WAITING_COPIES_OF_CONNECTION {
@@ -204,28 +205,31 @@ impl Place {
             }
             connection.waiting_copies += 1;
             user.waiting_copies += 1;
-            Ok(Waiting(self.clone()))
+            Ok((user.copies.clone(), WaitingCopy(self.clone())))
+        })?;
+        let wanted = room.acquire_many_owned(kib(bytes.max(1)));
+        match timeout(TIME_TO_WAIT, wanted).await {
+            Ok(room) => Ok(room.expect("the semaphore is never closed")),
+            Err(_) => Err(self.with(|clients, user, _| clients.refuse(self.uid, user, Refusal::CopyBytes))),
+        }
+    }
+
+    /// Errors with `Full` if too many of the user's `Get` calls wait for a tier.
+    pub fn wait_for_tier(self: &Arc<Place>) -> Result<WaitingGet> {
+        self.with(|clients, user, _| {
+            if user.waiting_gets >= clients.limits.waiting_gets {
+                return Err(clients.refuse(self.uid, user, Refusal::WaitingGets));
+            }
+            user.waiting_gets += 1;
+            Ok(WaitingGet(self.clone()))
         })
     }
 }
 
-/// A call that waits to copy; it counts until this is dropped.
-pub struct Waiting(Arc<Place>);
+/// A call that waits for room; it counts until this is dropped.
+struct WaitingCopy(Arc<Place>);
 
-impl Waiting {
-    /// Ends the wait. Errors with `Full` if there is no room for too long.
-    pub async fn for_room(self, bytes: u64) -> Result<Room> {
-        let Waiting(place) = &self;
-        let room = place.with(|_, user, _| user.copies.clone());
-        let wanted = room.acquire_many_owned(kib(bytes.max(1)));
-        match timeout(TIME_TO_WAIT, wanted).await {
-            Ok(room) => Ok(room.expect("the semaphore is never closed")),
-            Err(_) => Err(place.with(|clients, user, _| clients.refuse(place.uid, user, Refusal::CopyBytes))),
-        }
-    }
-}
-
-impl Drop for Waiting {
+impl Drop for WaitingCopy {
     fn drop(&mut self) {
         self.0.with(|_, user, id| {
             user.waiting_copies -= 1;
@@ -233,6 +237,15 @@ impl Drop for Waiting {
                 connection.waiting_copies -= 1;
             }
         });
+    }
+}
+
+/// A `Get` that waits for a tier; it counts until this is dropped.
+pub struct WaitingGet(Arc<Place>);
+
+impl Drop for WaitingGet {
+    fn drop(&mut self) {
+        self.0.with(|_, user, _| user.waiting_gets -= 1);
     }
 }
 

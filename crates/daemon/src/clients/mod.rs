@@ -48,8 +48,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 const TIME_TO_READ: Duration = Duration::from_secs(10);
 /// Answers that a client may leave unread for as long as it likes: as an engine that a debugger has stopped does.
 const UNREAD_BYTES: u64 = 1 << 20;
-/// Calls that wait for `limits.copy_bytes_per_user`, and `Get` calls that wait for a tier. A `Put` may keep half a MiB
-/// of its message in the connection's buffer. All that wait for tiers take at most 4 % of the deciding thread.
+/// Calls that wait for `limits.copy_bytes_per_user`. A `Put` may keep half a MiB of its message in the connection's
+/// buffer.
 const WAITING_COPIES: usize = 64;
 /// Of those, on one connection: their buffers fit the connection's window, so its other calls are heard.
 const WAITING_COPIES_OF_CONNECTION: usize = 48;
@@ -63,6 +63,7 @@ pub struct Limits {
     pub calls_of_connection: u32,
     pub call_bytes: u64,
     pub copy_bytes: u64,
+    pub waiting_gets: usize,
     pub lent_bytes: u64,
     pub message_bytes: u64,
     pub idle: Duration,
@@ -84,6 +85,8 @@ struct User {
     /// Of calls that are being received, and of answers that were not taken yet; without those of `copies`.
     call_bytes: u64,
     waiting_copies: usize,
+    /// `Get` calls that wait for a tier.
+    waiting_gets: usize,
     /// Of the memory that its clients lend, as long as the daemon maps it.
     lent_bytes: u64,
     /// KiB that copying calls may have in memory.
@@ -144,6 +147,7 @@ impl Limits {
             calls_of_connection: limits.calls_per_connection,
             call_bytes: limits.call_bytes_per_user.0,
             copy_bytes: limits.copy_bytes_per_user.0,
+            waiting_gets: limits.waiting_gets_per_user as usize,
             lent_bytes: limits.lent_bytes_per_user.0,
             message_bytes: limits.message_bytes.0,
             idle: Duration::from_secs(limits.idle_seconds),
@@ -227,6 +231,7 @@ impl User {
             calls: 0,
             call_bytes: 0,
             waiting_copies: 0,
+            waiting_gets: 0,
             lent_bytes: 0,
             copies: Arc::new(Semaphore::new(kib(limits.copy_bytes) as usize)),
             copiers: Arc::new(Semaphore::new(COPIES_AT_A_TIME)),

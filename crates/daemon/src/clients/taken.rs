@@ -12,6 +12,7 @@ pub enum Refusal {
     Calls,
     CallBytes,
     CopyBytes,
+    WaitingGets,
     LentBytes,
 }
 
@@ -40,12 +41,13 @@ pub struct UserReport {
 }
 
 impl Refusal {
-    pub const ALL: [Refusal; 6] = [
+    pub const ALL: [Refusal; 7] = [
         Refusal::Connections,
         Refusal::Sessions,
         Refusal::Calls,
         Refusal::CallBytes,
         Refusal::CopyBytes,
+        Refusal::WaitingGets,
         Refusal::LentBytes,
     ];
 
@@ -57,6 +59,7 @@ impl Refusal {
             Refusal::Calls => "calls_per_user",
             Refusal::CallBytes => "call_bytes_per_user",
             Refusal::CopyBytes => "copy_bytes_per_user",
+            Refusal::WaitingGets => "waiting_gets_per_user",
             Refusal::LentBytes => "lent_bytes_per_user",
         }
     }
@@ -77,6 +80,11 @@ impl Refusal {
                 "too many of this user's `Put` and `Get` calls are waiting",
                 limits.copy_bytes,
                 "make fewer of them at a time",
+            ),
+            Refusal::WaitingGets => (
+                "too many of this user's `Get` calls are waiting for a tier",
+                limits.waiting_gets as u64,
+                "see `forebay doctor` for what is wrong with the tier",
             ),
             Refusal::LentBytes => {
                 ("this user's clients lend the daemon too much memory", limits.lent_bytes, "close some clients")

@@ -78,6 +78,7 @@ fn demands(config: &Config) -> Vec<Demand> {
             limits.copy_bytes_per_user >= limits.message_bytes,
             "be at least `limits.message_bytes`",
         ),
+        Demand::within("limits.waiting_gets_per_user", limits.waiting_gets_per_user.into(), 1..=1024),
         Demand::new(
             "limits.message_bytes",
             (64 << 10..=16 << 20).contains(&limits.message_bytes.0),

@@ -41,12 +41,11 @@ pub async fn put(shared: &Shared, place: &Place, request: PutRequest) -> Result<
 /// Returns the room that the answer takes as well.
 ///
 /// While it waits for a tier, a call holds neither a thread nor room, which the user's other calls need: it holds its
-/// keys, and counts among those that wait.
+/// keys, and counts towards `limits.waiting_gets_per_user`. A call that no tier keeps waiting does not.
 pub async fn get(shared: &Shared, place: &Arc<Place>, request: GetRequest) -> Result<(GetReply, Room)> {
     let mut getting = Getting::begin(shared, place.uid(), request)?;
-    let waiting = place.wait()?;
-    getting.settle(shared, getting.count()).await?;
-    let room = waiting.for_room(place.limits().message_bytes).await?;
+    getting.settle(shared, Some(place), getting.count()).await?;
+    let room = place.room(place.limits().message_bytes).await?;
     loop {
         let copier = place.copiers().acquire_owned().await.expect("the semaphore is never closed");
         let shared_there = shared.clone();
@@ -62,7 +61,7 @@ pub async fn get(shared: &Shared, place: &Arc<Place>, request: GetRequest) -> Re
         // The block was evicted before its turn. To wait for more of them would evict others. Each try takes patience,
         // so calls that evict each other's blocks end.
         getting.patience.waited += FIRST_PAUSE;
-        getting.settle(shared, getting.at + 1).await?;
+        getting.settle(shared, None, getting.at + 1).await?;
     }
 }
 
@@ -287,8 +286,9 @@ impl Getting {
     }
 
     /// Waits until no block from this call's turn on, up to one key, is being verified or promoted, or patience ends.
-    async fn settle(&mut self, shared: &Shared, until: usize) -> Result<()> {
-        let (mut at, mut pause) = (self.at, FIRST_PAUSE);
+    /// While it waits it counts at `place`; a call that has room need not, as there is room for few.
+    async fn settle(&mut self, shared: &Shared, place: Option<&Arc<Place>>, until: usize) -> Result<()> {
+        let (mut at, mut pause, mut waiting) = (self.at, FIRST_PAUSE, None);
         while at < until {
             let states = self.ask(shared, at)?;
             // Trailing misses have no state.
@@ -302,6 +302,9 @@ impl Getting {
             }
             if self.patience.is_over() {
                 return Ok(());
+            }
+            if waiting.is_none() {
+                waiting = place.map(Place::wait_for_tier).transpose()?;
             }
             pause = if settled > 0 { FIRST_PAUSE } else { (pause * 2).min(LAST_PAUSE) };
             let begun = tokio::time::Instant::now();
