@@ -206,13 +206,13 @@ settings! {
         /// Bytes of one user's calls at a time: messages that the daemon receives, and answers that were not taken yet.
         /// The blocks of `Put` and `Get` do not count here.
         call_bytes_per_user: Bytes = Bytes(64 << 20);
-        /// Bytes of the messages and answers of one user's `Put` and `Get` calls at a time. More calls wait before the
-        /// daemon reads their messages. A `Get` counts as a largest message while the daemon copies its blocks, and does
-        /// not count while it waits for a tier.
+        /// Bytes of the messages and answers of one user's `Put` and `Get` calls at a time. More calls wait before
+        /// the daemon reads their messages. A `Get` counts as a largest message while the daemon copies its blocks,
+        /// and does not count while it waits for a tier.
         copy_bytes_per_user: Bytes = Bytes(32 << 20);
-        /// `Get` calls of one user that wait at a time for a tier, or for blocks that are verified after a restart. More
-        /// such calls are refused. Calls whose blocks are ready do not wait. If a shared store hangs, 64 calls that wait
-        /// take at most 40 ms of each second of the thread that decides.
+        /// `Get` calls of one user that wait at a time for a tier, or for blocks that are verified after a restart.
+        /// More such calls are refused. Calls whose blocks are ready do not wait. If a shared store hangs, 64 calls
+        /// that wait take at most 40 ms of each second of the thread that decides.
         waiting_gets_per_user: u32 = 64;
         /// Bytes of memory that one user's clients lend the daemon at a time. A `forebay.Client` that moves much lends
         /// 16 MiB, which are its own, so that its blocks do not pass through messages. Beyond the limit they do, which

@@ -1,8 +1,8 @@
 //! What the daemon has to know of a kind of tier: one [`TierSpec`], from which configuration, validation, opening,
 //! driving, reports, metrics and `forebay doctor` follow.
 //!
-//! A tier of another kind needs a folder in `crates/io/src` and its `mod` in `lib.rs` there, a file beside this one with
-//! its section and its `TierSpec`, and two lines in `mod.rs`: a `mod` and a line in `ALL`.
+//! A tier of another kind needs a folder in `crates/io/src` and its `mod` in `lib.rs` there, a file beside this one
+//! with its section and its `TierSpec`, and two lines in `mod.rs`: a `mod` and a line in `ALL`.
 
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
