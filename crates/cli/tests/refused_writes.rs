@@ -187,6 +187,49 @@ fn a_directory_whose_writes_fail_is_still_read() {
     rig.stores_until("writes are over", str::is_empty);
 }
 
+/// With probes that succeed: files can be found and not read.
+#[test]
+fn a_directory_whose_reads_fail_says_so() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let mount = fuse::Mount::start(home).inspect_err(|why| eprintln!("no filesystem in user space: {why}"));
+    let Ok(mut mount) = mount else { return };
+    let path = mount.path().display().to_string();
+    let rig = Rig::start("fs", &["--tier.fs.directories", &path], 50);
+    // The pool has no room for the first ones.
+    store(&rig.client, &rig.worker, rig.namespace, 100..1_000);
+    mount.harm("read", &format!("fail {}", rustix::io::Errno::IO.raw_os_error()));
+    let mut seed = 0;
+    wait_until("it is told", || {
+        is_missed(&rig.client, rig.namespace, seed..seed + 1);
+        seed = (seed + 1) % 50;
+        tier(&rig.client, "fs").stores[0].refuses_reads.contains("input/output errors")
+    });
+    wait_until("the log says so", || rig.lines("the shared store answers no reads") == 1);
+    assert!(rig.daemon.page("/readyz").contains("input/output errors"));
+    mount.calm();
+    wait_until("reads are over", || {
+        let reply = rig.client.lookup_settled(rig.namespace, &hashes(0..50));
+        rig.client.release(reply.lease);
+        let is_told = !tier(&rig.client, "fs").stores[0].refuses_reads.is_empty();
+        !is_told && reply.groups[0].states == [1; 50]
+    });
+    is_served(&rig.client, &rig.worker, rig.namespace, 0..50);
+}
+
+/// As during a failover.
+#[test]
+fn a_server_that_lets_writes_hang_says_so_and_is_still_read() {
+    let server = Server::start(Kind::Redis);
+    let url = server.url();
+    let arguments = ["--tier.redis.urls", url.as_str(), "--tier.redis.operation_timeout_ms", "1000"];
+    let mut rig = Rig::start("redis", &arguments, 50);
+    server.admin().must(&["CLIENT", "PAUSE", "3600000", "WRITE"]);
+    rig.is_told("does not answer writes in time");
+    rig.is_read(&arguments, 0..50);
+    server.admin().must(&["CLIENT", "UNPAUSE"]);
+    rig.is_over();
+}
+
 /// As when a host starts before somebody has mended a mount.
 #[test]
 fn a_directory_that_is_read_only_at_the_start_says_so_and_is_written_later() {

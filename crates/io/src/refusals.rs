@@ -22,7 +22,8 @@ pub(crate) struct Refusals {
     /// What to do, in words of the store's own tier.
     hint: &'static str,
     in_a_row: u32,
-    since: Option<Instant>,
+    /// The first and the last of them.
+    span: Option<(Instant, Instant)>,
     why: Option<String>,
     warnings: Seldom,
     has_warned: bool,
@@ -36,18 +37,18 @@ impl Refusals {
     /// As the store was found when it was opened. `why` is what it said when it refused, and was logged.
     pub fn found(of: Refused, hint: &'static str, why: Option<String>) -> Refusals {
         let has_warned = why.is_some();
-        Refusals { of, hint, in_a_row: 0, since: None, why, warnings: Seldom::default(), has_warned }
+        Refusals { of, hint, in_a_row: 0, span: None, why, warnings: Seldom::default(), has_warned }
     }
 
     /// The store refused one.
     pub fn refused(&mut self, now: Instant) {
         self.in_a_row = self.in_a_row.saturating_add(1);
-        self.since.get_or_insert(now);
+        self.span.get_or_insert((now, now)).1 = now;
     }
 
     /// The store did not refuse.
     pub fn taken(&mut self, store: &str) {
-        (self.in_a_row, self.since) = (0, None);
+        (self.in_a_row, self.span) = (0, None);
         if self.why.take().is_some() && std::mem::take(&mut self.has_warned) {
             match self.of {
                 Refused::Writes => tracing::info!(store, "the shared store takes writes again"),
@@ -64,7 +65,7 @@ impl Refusals {
     /// Says so when the refusals have lasted, and again when the store gives another reason. `why` is what it said
     /// last.
     pub fn judge(&mut self, store: &str, now: Instant, why: impl FnOnce() -> String) {
-        let lasts = self.since.is_some_and(|since| now.saturating_duration_since(since) >= LASTING);
+        let lasts = self.span.is_some_and(|(first, last)| last.saturating_duration_since(first) >= LASTING);
         if !lasts || self.in_a_row < IN_A_ROW {
             return;
         }
@@ -120,7 +121,7 @@ mod tests {
         refusals.taken("a");
         assert_eq!(judged(&mut refusals, 60), None);
         (0..100).for_each(|_| refusals.refused(at(61)));
-        assert_eq!(judged(&mut refusals, 65), None, "too short");
+        assert_eq!(judged(&mut refusals, 3600), None, "all at once: the next one may be taken");
         refusals.taken("a");
         refusals.refused(at(66));
         assert_eq!(judged(&mut refusals, 100), None, "none in a row");

@@ -1,38 +1,17 @@
 //! Opens when a tier fails again and again, and lets it try from time to time.
 //!
-//! Each direction has a breaker of its own: a tier that takes no writes still gives what it has.
-//!
 //! closed → (failures in a row) → open → (pause) → half open → success: closed, failure: open for twice as long.
 //! While it is open nothing new reaches the tier: what is submitted all the same is answered without it.
 
 use std::time::Duration;
 
 use crate::error::ErrorKind;
-use crate::tier::{OpKind, Outcome};
+use crate::tier::Outcome;
 
 /// So many failures in a row are no accident.
 const OPEN_AFTER: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(32);
-
-/// Which way the bytes of an operation go, or would.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
-    /// Loads, probes and touches, for which somebody waits.
-    Read,
-    /// Stores and removals.
-    Write,
-}
-
-impl Direction {
-    /// Of this kind of operation.
-    pub fn of(kind: OpKind) -> Direction {
-        match kind {
-            OpKind::Load | OpKind::Exists | OpKind::Touch { .. } => Direction::Read,
-            OpKind::Store | OpKind::Remove => Direction::Write,
-        }
-    }
-}
 
 /// See the module's head.
 pub struct Breaker {
@@ -73,7 +52,13 @@ impl Breaker {
     /// After its pause the tier may try, and one more failure is enough.
     pub fn advance(&mut self, now: Duration) {
         if self.open.is_some_and(|(until, _)| until <= now) {
-            self.open = None;
+            self.end_pause();
+        }
+    }
+
+    /// As if its pause was over, if it is open.
+    pub fn end_pause(&mut self) {
+        if self.open.take().is_some() {
             self.failures = OPEN_AFTER - 1;
         }
     }
@@ -106,7 +91,7 @@ mod tests {
     use super::super::testing::{LOAD, Told, bare, done, op, polled};
     use super::super::{Rules, Stack, Timed};
     use super::*;
-    use crate::tier::{Capabilities, Health, Tier};
+    use crate::tier::{Capabilities, Health, OpKind, Tier};
 
     const IO: Outcome = Outcome::Failed(ErrorKind::Io);
 

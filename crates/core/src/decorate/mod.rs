@@ -6,6 +6,7 @@
 //! may still write into its slot. [`Faults`] is a tier around a tier, for tests and the simulator.
 
 mod breaker;
+mod breakers;
 mod deadline;
 mod faults;
 mod retry;
@@ -17,7 +18,8 @@ use std::time::Duration;
 
 use crate::tier::Tier;
 
-pub use breaker::{Breaker, Direction};
+pub use breaker::Breaker;
+pub use breakers::Breakers;
 pub use faults::{Faults, Rates};
 pub use retry::Attempts;
 pub use stack::{Rules, Stack};

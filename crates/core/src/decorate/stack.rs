@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 use super::Timed;
-use super::breaker::{Breaker, Direction};
+use super::breakers::Breakers;
 use super::deadline::Deadline;
 use super::retry::{Attempts, InFlight, Retry, State, first_id};
 use super::stats::{Counts, Stats};
@@ -43,12 +43,11 @@ pub struct Stack<T> {
     throttle: Throttle,
     pub(super) retry: Retry,
     pub(super) deadline: Deadline,
-    /// By direction.
-    breakers: [Breaker; 2],
+    breakers: Breakers,
     stats: Stats,
     /// Late operations that `take_late` has not returned yet.
     late: Vec<OpId>,
-    /// Operations that were submitted while the breaker of their direction was open. They end at the next poll.
+    /// Operations that were submitted while a breaker kept them from the tier. They end at the next poll.
     refused: Vec<Operation>,
 }
 
@@ -62,7 +61,7 @@ impl<T: Timed> Stack<T> {
             throttle: Throttle::new(rules.limits),
             retry: Retry::new(rules.attempts, rules.seed),
             deadline: Deadline::new(rules.deadline),
-            breakers: [Direction::Read, Direction::Write].map(|_| Breaker::new(rules.has_breaker)),
+            breakers: Breakers::new(rules.has_breaker),
             stats: Stats::default(),
             late: Vec::new(),
             refused: Vec::new(),
@@ -86,19 +85,16 @@ impl<T: Timed> Stack<T> {
 
     /// How often a breaker has opened.
     pub fn opened(&self) -> u64 {
-        self.breakers.iter().map(Breaker::opened).sum()
+        self.breakers.opened()
     }
 
     /// What failed last before writes were kept from the tier; none while they are not. Reads: see [`Tier::health`].
     pub fn why_no_writes(&self) -> Option<ErrorKind> {
-        self.breakers[Direction::Write as usize].why_open()
+        self.breakers.why_no_writes()
     }
 
     /// Appends loads and probes that are late, each once; their completions still come.
     pub fn take_late(&mut self, late: &mut Vec<OpId>) {
-        // Writes are never late.
-        let reads = &mut self.breakers[Direction::Read as usize];
-        self.late.iter().for_each(|_| reads.failed(ErrorKind::Timeout, self.now));
         late.append(&mut self.late);
     }
 
@@ -153,14 +149,10 @@ impl<T: Timed> Stack<T> {
         }
     }
 
-    fn is_refused(&self, op: &Operation) -> bool {
-        self.breakers[Direction::of(op.kind) as usize].is_open()
-    }
-
     /// The tier ended an operation.
     fn heard(&mut self, op: &Operation, outcome: Outcome) {
         let is_shared = self.tier.capabilities().is_shared;
-        self.breakers[Direction::of(op.kind) as usize].heard(outcome, is_shared, self.now);
+        self.breakers.heard(op.kind, outcome, is_shared, self.now);
     }
 
     fn ended(&mut self, op: &Operation, since: Duration, outcome: Outcome, completions: &mut Vec<Completion>) {
@@ -183,8 +175,8 @@ impl<T: Timed> Tier for Stack<T> {
         while taken < batch.len() {
             // As many as have the same fate.
             let rest = &batch[taken..];
-            let is_refused = self.is_refused(&rest[0]);
-            let same = rest.iter().take_while(|op| self.is_refused(op) == is_refused).count();
+            let is_refused = self.breakers.refuse(rest[0].kind);
+            let same = rest.iter().take_while(|op| self.breakers.refuse(op.kind) == is_refused).count();
             if is_refused {
                 self.refused.extend(&rest[..same]);
                 taken += same;
@@ -228,7 +220,7 @@ impl<T: Timed> Tier for Stack<T> {
 
     fn health(&self) -> Health {
         // Without reads the tier is of no use; without writes it is.
-        self.breakers[Direction::Read as usize].why_open().map_or_else(|| self.tier.health(), Health::Sick)
+        self.breakers.why_no_reads().map_or_else(|| self.tier.health(), Health::Sick)
     }
 }
 
@@ -236,10 +228,11 @@ impl<T: Timed> Timed for Stack<T> {
     fn advance(&mut self, now: Duration) {
         self.tier.advance(now);
         self.throttle.refill(now.saturating_sub(self.now));
-        self.breakers.iter_mut().for_each(|breaker| breaker.advance(now));
+        self.breakers.advance(now);
         self.now = now;
         while let Some(id) = self.deadline.take_due(now) {
-            if self.in_flight.contains_key(&id) {
+            if let Some(in_flight) = self.in_flight.get(&id) {
+                self.breakers.late(in_flight.op.kind, now);
                 self.late.push(id);
                 self.cancel(id);
             }

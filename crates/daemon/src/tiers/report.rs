@@ -93,9 +93,12 @@ impl Driver {
     fn sickness(&self, kind: ErrorKind) -> String {
         let kind = format!("{kind:?}").to_lowercase();
         let (stores, disks) = self.inmost().map_or_else(Default::default, |tier| (tier.stores(), tier.disks()));
-        let stores = stores.into_iter().filter(|store| store.health != Health::Healthy);
+        let stores = stores.into_iter().map(|store| match store.health {
+            Health::Healthy => store.refuses_reads,
+            Health::Sick(_) => store.trouble,
+        });
         let disks = disks.iter().filter_map(|disk| Some(format!("`{}`: {}", disk.name, disk.trouble()?)));
-        let troubles: Vec<String> = stores.filter_map(|store| store.trouble).chain(disks).collect();
+        let troubles: Vec<String> = stores.flatten().chain(disks).collect();
         if troubles.is_empty() { kind } else { format!("{kind}: {}", troubles.join("; ")) }
     }
 

@@ -24,7 +24,8 @@ use crate::purge::Place;
 use crate::refusals::{Refusals, Refused};
 
 const WRITE_HINT: &str = "make room, or let the daemon's user write in the directory";
-const READ_HINT: &str = "let the daemon's user list the directory and read its files";
+const READ_HINT: &str =
+    "let the daemon's user list the directory and read its files; look for errors of its device, server or network";
 
 struct Flight {
     guard: Arc<SlotGuard>,
@@ -338,10 +339,13 @@ impl Root {
 fn note_read(refused: &mut Refusals, directory: &Directory, outcome: Outcome) {
     let path = directory.path.to_string_lossy();
     match outcome {
-        Outcome::Failed(ErrorKind::Unsupported) => {
+        Outcome::Failed(kind @ (ErrorKind::Unsupported | ErrorKind::Io)) => {
             let now = Instant::now();
             refused.refused(now);
-            refused.judge(&path, now, || said(Errno::ACCESS));
+            refused.judge(&path, now, || match kind {
+                ErrorKind::Io => "reads fail with input/output errors".to_string(),
+                _ => said(Errno::ACCESS),
+            });
         }
         Outcome::Loaded { .. } | Outcome::Found | Outcome::Absent | Outcome::Failed(ErrorKind::Corrupt) => {
             refused.taken(&path);

@@ -114,7 +114,9 @@ pub(super) struct Connection {
     to: usize,
     body: Option<Body>,
     in_flight: VecDeque<InFlight>,
-    /// For loads and for stores.
+    /// Number of `in_flight` that change something.
+    changes: usize,
+    /// For reads and for changes.
     bytes_in_flight: [u64; 2],
     /// The reply to the last command of the greeting.
     pub answer: Option<Reply>,
@@ -143,6 +145,7 @@ impl Connection {
             to: 0,
             body: None,
             in_flight: VecDeque::new(),
+            changes: 0,
             bytes_in_flight: [0; 2],
             answer: None,
             has_served: false,
@@ -172,9 +175,14 @@ impl Connection {
         !self.in_flight.is_empty()
     }
 
-    /// For loads and for stores.
+    /// For reads and for changes.
     pub fn bytes_in_flight(&self) -> [u64; 2] {
         self.bytes_in_flight
+    }
+
+    /// Whether a read that is launched now has to wait for a change.
+    pub fn has_changes(&self) -> bool {
+        self.changes > 0
     }
 
     /// Whether it was leaving, and nothing is in flight any more.
@@ -196,6 +204,7 @@ impl Connection {
     pub fn launch(&mut self, job: Job, due: Instant, context: &mut Context<'_>, scratch: &mut Vec<u8>) {
         match InFlight::new(job, due, context.settings, context.pool) {
             Some(flight) => {
+                self.changes += usize::from(job.is_change());
                 self.in_flight.push_back(flight);
                 self.ask(context.settings, scratch);
             }
@@ -206,17 +215,17 @@ impl Connection {
         }
     }
 
-    /// Bytes of the last operation's next command. None if it has no command left, or if `of_stores` does not match
+    /// Bytes of the last operation's next command. None if it has no command left, or if `of_changes` does not match
     /// its kind.
-    pub fn more_bytes(&self, of_stores: bool, settings: &Settings) -> Option<u64> {
-        let last = self.in_flight.back().filter(|flight| flight.has_more() && flight.job.is_store() == of_stores)?;
+    pub fn more_bytes(&self, of_changes: bool, settings: &Settings) -> Option<u64> {
+        let last = self.in_flight.back().filter(|flight| flight.has_more() && flight.job.is_change() == of_changes)?;
         Some(last.next_bytes(settings))
     }
 
     /// Writes the next command of the last operation, to be sent with [`Connection::send`].
     pub fn ask(&mut self, settings: &Settings, scratch: &mut Vec<u8>) {
         let flight = self.in_flight.back_mut().expect("there is one to go on with");
-        self.bytes_in_flight[usize::from(flight.job.is_store())] += flight.next_bytes(settings);
+        self.bytes_in_flight[usize::from(flight.job.is_change())] += flight.next_bytes(settings);
         flight.ask(settings, &mut self.out, scratch);
     }
 
@@ -234,6 +243,7 @@ impl Connection {
         if flight.is_over() {
             // The operation's next command was still waiting, so no reply would come that could end it.
             self.in_flight.remove(at);
+            self.changes -= usize::from(job.is_change());
         } else if let (0, Some(body)) = (at, &mut self.body) {
             body.target = None;
         }
@@ -480,11 +490,12 @@ impl Connection {
     /// Counts one more reply for the first operation in flight.
     fn end_reply(&mut self, context: &mut Context<'_>) {
         let flight = self.in_flight.front_mut().expect("a reply has a flight");
-        self.bytes_in_flight[usize::from(flight.job.is_store())] -= flight.answer(context.settings);
+        self.bytes_in_flight[usize::from(flight.job.is_change())] -= flight.answer(context.settings);
         if !flight.is_over() {
             return;
         }
         let flight = self.in_flight.pop_front().expect("it was there");
+        self.changes -= usize::from(flight.job.is_change());
         self.has_served = true;
         if flight.is_abandoned() {
             return;

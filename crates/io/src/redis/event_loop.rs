@@ -453,6 +453,7 @@ impl EventLoop {
     fn launch(&mut self, now: Instant) {
         for at in 0..self.nodes.len() {
             let EventLoop { settings, pool, counters, ended, nodes, scratch, .. } = self;
+            ended.extend(nodes[at].take_refused().into_iter().map(in_vain));
             nodes[at].dispatch(now, &mut Context { settings, pool, counters, ended }, scratch);
             for link in 0..self.nodes[at].links.len() {
                 let connection = self.nodes[at].links[link].connection.as_mut();

@@ -12,7 +12,6 @@
 use std::time::Instant;
 
 use forebay_core::ErrorKind;
-use forebay_core::decorate::Direction;
 use forebay_core::tier::{OpKind, Operation, Outcome};
 
 use super::address::Address;
@@ -67,9 +66,9 @@ impl Job {
         }
     }
 
-    /// Whether it belongs to the operations that nobody waits for.
-    pub fn is_store(&self) -> bool {
-        Direction::of(self.op.kind) == Direction::Write
+    /// Whether nobody waits for it: a store, a removal or a touch. A server may let it hang and answer reads.
+    pub fn is_change(&self) -> bool {
+        !matches!(self.op.kind, OpKind::Load | OpKind::Exists)
     }
 }
 
@@ -280,11 +279,6 @@ impl InFlight {
         if self.job.op.kind == OpKind::Store { self.commands - 1 - command } else { command }
     }
 
-    /// Whether it changes what a server holds that may refuse changes and be read from.
-    fn is_change(&self) -> bool {
-        matches!(self.job.op.kind, OpKind::Store | OpKind::Touch { .. })
-    }
-
     /// Interprets a `:number`.
     pub fn counted(&mut self, number: i64, settings: &Settings) {
         let is_prolonged = is_prolonged(&self.job.op, settings);
@@ -311,7 +305,9 @@ impl InFlight {
             ("MOVED", Some(slot), Some(to)) => self.decide(Verdict::Moved { slot, to }),
             ("ASK", _, Some(to)) => self.decide(Verdict::Ask { to }),
             // Another attempt would be refused as well, and what the server holds can be read.
-            ("MISCONF" | "NOREPLICAS" | "READONLY", ..) if self.is_change() => {
+            ("MISCONF" | "NOREPLICAS" | "READONLY", ..)
+                if matches!(self.job.op.kind, OpKind::Store | OpKind::Touch { .. }) =>
+            {
                 self.fail(ErrorKind::Full);
             }
             _ => self.fail(kind_of(code)),

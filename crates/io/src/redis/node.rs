@@ -1,16 +1,17 @@
 //! One server in an event loop: its connections, and the operations that wait for one of them.
 //!
-//! Invariants: loads and lookups are launched before stores. If there are several connections, the first one carries
-//! no stores, so that a load never waits behind stores on every connection. Operations wait only while a connection
-//! exists or is being made. A node that fails is left alone for a while, in the direction in which it fails: other
-//! nodes are used meanwhile, and a node that takes no writes is read from.
+//! Invariants: reads (loads and lookups) are launched before changes (stores, removals and touches). If several
+//! connections are ready, the first of them carries no changes, and no read is launched behind a change: a server may
+//! let changes hang and answer reads. Operations wait only while a connection exists or is being made. A node that
+//! fails is left alone for a while, in the direction in which it fails: other nodes are used meanwhile, and a node that
+//! takes no writes is read from.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
-use forebay_core::decorate::Breaker;
+use forebay_core::decorate::Breakers;
 use forebay_core::tier::{OpId, Outcome};
 
 use super::address::Address;
@@ -28,8 +29,7 @@ pub(super) struct Node {
     name: Arc<str>,
     /// What it said last, by [`Verb`], since it last answered such an operation or lost a connection.
     pub last_refusals: [Option<String>; Verb::COUNT],
-    /// Of loads and lookups, and of stores and removals.
-    breakers: [Breaker; 2],
+    breakers: Breakers,
     urgent: VecDeque<Job>,
     later: VecDeque<Job>,
 }
@@ -38,6 +38,12 @@ pub(super) struct Node {
 pub(super) struct Link {
     pub connection: Option<Connection>,
     pub backoff: Backoff,
+}
+
+impl Link {
+    fn is_ready(&self) -> bool {
+        self.connection.as_ref().is_some_and(Connection::is_ready)
+    }
 }
 
 impl Node {
@@ -49,15 +55,14 @@ impl Node {
             dialer: Dialer::new(address),
             is_retired: false,
             links: (0..connections).map(|_| link()).collect(),
-            breakers: [Breaker::new(has_breakers), Breaker::new(has_breakers)],
+            breakers: Breakers::new(has_breakers),
             urgent: VecDeque::new(),
             later: VecDeque::new(),
         }
     }
 
     pub fn ready(&self) -> usize {
-        let is_ready = |link: &&Link| link.connection.as_ref().is_some_and(Connection::is_ready);
-        self.links.iter().filter(is_ready).count()
+        self.links.iter().filter(|link| link.is_ready()).count()
     }
 
     /// Whether waiting for the node makes sense: some connection exists, is being made, or was never tried.
@@ -71,10 +76,9 @@ impl Node {
         if !matches!(outcome, Outcome::Failed(_)) {
             self.last_refusals[job.verb() as usize] = None;
         }
-        let breaker = &mut self.breakers[usize::from(job.is_store())];
-        let opened = breaker.opened();
-        breaker.heard(outcome, true, now);
-        breaker.opened() - opened
+        let opened = self.breakers.opened();
+        self.breakers.heard(job.op.kind, outcome, true, now);
+        self.breakers.opened() - opened
     }
 
     /// Notes what was said to operations that were refused.
@@ -88,7 +92,7 @@ impl Node {
     pub fn why_left_alone(&self, job: &Job, outcome: Outcome) -> Option<String> {
         let verb = job.verb();
         match outcome {
-            Outcome::Failed(ErrorKind::Timeout) => Some(format!("the server does not answer {} in time", verb.name())),
+            Outcome::Failed(ErrorKind::Timeout) => Some(unanswered(verb)),
             _ => {
                 let said = self.last_refusals[verb as usize].as_ref()?;
                 Some(format!("the server refuses {}: {said}", verb.name()))
@@ -107,6 +111,8 @@ impl Node {
             | (Verb::Write | Verb::Probe | Verb::Load, Outcome::Failed(ErrorKind::Unsupported)) => {
                 Some(self.last_refusals[verb as usize].clone().unwrap_or_default())
             }
+            // Reads that hang make the tier sick.
+            (Verb::Write, Outcome::Failed(ErrorKind::Timeout)) => Some(unanswered(verb)),
             _ => return None,
         };
         Some(Said { server: self.name.clone(), verb, refusal })
@@ -114,27 +120,37 @@ impl Node {
 
     /// What it refused before it refuses no more, once the pause is over.
     pub fn advance(&mut self, now: Duration) {
-        self.breakers.iter_mut().for_each(|breaker| breaker.advance(now));
+        self.breakers.advance(now);
     }
 
     /// It has let a connection in: it may try, and one more failure is enough.
     pub fn welcomed(&mut self) {
-        self.advance(Duration::MAX);
+        self.breakers.welcomed();
     }
 
-    /// Whether operations of this direction are kept from it.
+    /// Whether operations of this kind are kept from it.
     pub fn refuses(&self, job: &Job) -> bool {
-        self.breakers[usize::from(job.is_store())].is_open()
+        self.breakers.refuse(job.op.kind)
     }
 
     /// Whether loads and lookups are kept from it.
     pub fn refuses_reads(&self) -> bool {
-        self.breakers[0].is_open()
+        self.breakers.why_no_reads().is_some()
     }
 
     /// When the next pause of its breakers is over.
     pub fn refuses_until(&self) -> Option<Duration> {
-        self.breakers.iter().filter_map(Breaker::open_until).min()
+        self.breakers.open_until()
+    }
+
+    /// Changes that are kept from it since they began to wait. Reads that wait are tried.
+    pub fn take_refused(&mut self) -> VecDeque<Job> {
+        if self.breakers.open_until().is_none() {
+            return VecDeque::new();
+        }
+        let (refused, kept) = self.later.drain(..).partition(|job| self.breakers.refuse(job.op.kind));
+        self.later = kept;
+        refused
     }
 
     pub fn has_in_flight(&self) -> bool {
@@ -142,7 +158,7 @@ impl Node {
     }
 
     pub fn push(&mut self, job: Job) {
-        let queue = if job.is_store() { &mut self.later } else { &mut self.urgent };
+        let queue = if job.is_change() { &mut self.later } else { &mut self.urgent };
         queue.push_back(job);
     }
 
@@ -164,10 +180,13 @@ impl Node {
     pub fn dispatch(&mut self, now: Instant, context: &mut Context<'_>, scratch: &mut Vec<u8>) {
         let settings = context.settings;
         let due = now + settings.config.operation_timeout;
-        let first_for_stores = usize::from(self.links.len() > 1);
-        for (of_stores, queue, from) in [(false, &mut self.urgent, 0), (true, &mut self.later, first_for_stores)] {
+        let mut ready = (0..self.links.len()).filter(|at| self.links[*at].is_ready());
+        let (first, second) = (ready.next().unwrap_or(0), ready.next());
+        let first_for_changes = second.map_or(first, |_| first + 1);
+        for (of_changes, queue, from) in [(false, &mut self.urgent, 0), (true, &mut self.later, first_for_changes)] {
             let links = &mut self.links[from..];
-            let of_class = |connection: &mut Connection| connection.bytes_in_flight()[usize::from(of_stores)];
+            let of_class = |connection: &mut Connection| connection.bytes_in_flight()[usize::from(of_changes)];
+            let is_meant = |connection: &Connection| of_changes || second.is_none() || !connection.has_changes();
             let mut in_flight: u64 = connections(links).map(of_class).sum();
             let mut takes = |bytes| {
                 let fits = in_flight == 0 || in_flight + bytes <= settings.config.pipeline_bytes;
@@ -176,7 +195,7 @@ impl Node {
             };
             loop {
                 let begun = connections(links).find_map(|connection| {
-                    let bytes = connection.more_bytes(of_stores, settings)?;
+                    let bytes = connection.more_bytes(of_changes, settings)?;
                     Some((connection, bytes))
                 });
                 if let Some((connection, bytes)) = begun {
@@ -185,7 +204,7 @@ impl Node {
                     }
                     connection.ask(settings, scratch);
                 } else if let Some(job) = queue.front()
-                    && let Some(connection) = emptiest(links, settings)
+                    && let Some(connection) = emptiest(links, settings, is_meant)
                     && takes(InFlight::first_bytes(&job.op, settings))
                 {
                     connection.launch(*job, due, context, scratch);
@@ -237,8 +256,16 @@ fn connections(links: &mut [Link]) -> impl Iterator<Item = &mut Connection> {
     links.iter_mut().filter_map(|link| link.connection.as_mut())
 }
 
-/// The connection with the fewest bytes in flight that can take one more operation.
-fn emptiest<'a>(links: &'a mut [Link], settings: &Settings) -> Option<&'a mut Connection> {
-    let roomy = connections(links).filter(|connection| connection.has_room(settings));
+/// The connection with the fewest bytes in flight, of those that are meant and can take one more operation.
+fn emptiest<'a>(
+    links: &'a mut [Link],
+    settings: &Settings,
+    is_meant: impl Fn(&Connection) -> bool,
+) -> Option<&'a mut Connection> {
+    let roomy = connections(links).filter(|connection| connection.has_room(settings) && is_meant(connection));
     roomy.min_by_key(|connection| connection.bytes_in_flight().iter().sum::<u64>())
+}
+
+fn unanswered(verb: Verb) -> String {
+    format!("the server does not answer {} in time", verb.name())
 }

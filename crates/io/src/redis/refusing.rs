@@ -61,7 +61,10 @@ impl Refusing {
 
 fn hint(what: Refused) -> &'static str {
     match what {
-        Refused::Writes => "make room (`maxmemory`), or let the daemon write there: its user needs SET and UNLINK",
+        Refused::Writes => {
+            "make room (`maxmemory`), let the daemon write there (its user needs SET and UNLINK), or end what keeps \
+             writes waiting (`CLIENT UNPAUSE`, a failover)"
+        }
         Refused::Reads => {
             "let the daemon read there: its user needs GET and EXISTS on all names that begin with \
              `tier.redis.key_prefix`"

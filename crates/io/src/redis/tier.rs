@@ -155,6 +155,16 @@ impl Redis {
         }
     }
 
+    fn class_of(&self, op: &Operation) -> Class {
+        match op.kind {
+            OpKind::Load => Class::Load,
+            OpKind::Store | OpKind::Remove => Class::Store,
+            // What prolongs a value is a write, which may hang where probes are answered.
+            OpKind::Touch { .. } if self.settings.config.ttl_seconds.is_some() => Class::Store,
+            OpKind::Exists | OpKind::Touch { .. } => Class::Find,
+        }
+    }
+
     /// The event loop for an operation: the least loaded one that works.
     fn event_loop_for(&self, class: Class) -> usize {
         match class {
@@ -186,7 +196,7 @@ impl Tier for Redis {
     fn submit(&mut self, batch: &[Operation]) -> usize {
         let mut count = 0;
         for op in batch {
-            let class = class_of(op);
+            let class = self.class_of(op);
             if !self.has_room(class) {
                 break;
             }
@@ -258,14 +268,6 @@ impl Drop for Redis {
             // An event loop that panicked has already logged it.
             let _ = thread.join();
         }
-    }
-}
-
-fn class_of(op: &Operation) -> Class {
-    match op.kind {
-        OpKind::Load => Class::Load,
-        OpKind::Store | OpKind::Remove => Class::Store,
-        OpKind::Exists | OpKind::Touch { .. } => Class::Find,
     }
 }
 

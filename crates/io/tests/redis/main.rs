@@ -12,6 +12,7 @@ mod conform;
 mod cut;
 mod fake;
 mod faults;
+mod hanging;
 mod misbehaviour;
 mod purge;
 mod sentinel;
