@@ -84,6 +84,30 @@ fn what_the_pool_has_no_room_for_comes_back_from_disk_byte_for_byte() {
     }
 }
 
+/// Nobody asks for them after the start, and the pool would evict them unwritten.
+#[test]
+fn what_waited_to_be_written_at_a_kill_is_written_after_the_start() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    // So slow that most of it waits.
+    let slow = ["--tier.ssd.write_bytes_per_second", "1MiB"];
+    let (daemon, client, worker) = serving(&place, &disk.path, &slow);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    for first in (0..400).step_by(50) {
+        let slots = client.reserve(namespace, 50);
+        (first..).zip(&slots).for_each(|(seed, held)| worker.fill(held, seed));
+        let outcomes = client.commit(namespace, &hashes(first..first + 50), &slots);
+        assert_eq!(outcomes, [CommitOutcome::CommitStored; 50]);
+    }
+    drop((client, worker));
+    daemon.kill();
+    let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    wait_until("all is on the disk", || tier(&client).blocks == 400);
+    assert_eq!(client.inspect().pinned_bytes, 0);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 1000..2000);
+    (0..8).for_each(|prompt| is_served(&client, &worker, namespace, prompt * 50..prompt * 50 + 50));
+}
+
 #[test]
 fn one_question_is_answered_until_all_has_come_up_and_counts_once() {
     let (place, disk) = (Place::new(), DiskFile::new());

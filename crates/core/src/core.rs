@@ -173,7 +173,7 @@ impl Core {
             self.settle(Core::TOUCHES_PER_STEP);
         } else if self.cache.names().next_purge().is_some() {
             self.step_purge();
-        } else if !self.step_hints() && !self.step_prefetch() && !self.step_touches() {
+        } else if !self.step_hints() && !self.step_prefetch() && !self.step_touches() && !self.step_backfill() {
             self.step_drain();
             return self.drains.has_more();
         }

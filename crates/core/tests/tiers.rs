@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use common::{ENGINE, Rig, SMALL, UNIT_BYTES, hash, layout};
 use forebay_core::lookup::{LeaseId, SOURCE_DISK, SOURCE_POOL, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
+use forebay_core::recover::{Recovered, Recovery};
+use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome;
 use forebay_core::tier::Outcome;
 use forebay_core::tiers::{Admission, Limits, TRANSFERS, TierId};
@@ -801,4 +803,104 @@ fn a_miss_between_blocks_below_ends_the_prefix() {
     assert_eq!(found, [STATE_NOT_YET; 2]);
     assert!(!found.contains(&STATE_MISS));
     assert_eq!(loads(&mut rig).len(), 2);
+}
+
+/// A daemon was restarted: `keys` are in its pool, in one extent, and its tier is not open yet.
+fn recovered(limits: Limits, keys: std::ops::Range<u64>) -> (Rig, NamespaceIndex) {
+    let mut rig = Rig::new(2);
+    assert_eq!(rig.core.open_tier(limits), TIER);
+    rig.core.set_healthy(TIER, false);
+    let ns = rig.open(1, &layout(SMALL));
+    assert!(rig.core.restore_extent(SMALL, 0, 1));
+    for (nth, key) in keys.enumerate() {
+        let (slot, generation) = (SlotId(nth as u32), Generation(1));
+        let key = Some((ns, 0, hash(key)));
+        assert_eq!(rig.core.restore(Recovered { slot, generation, holders: 0, key }), Recovery::Block);
+    }
+    rig.core.finish_restore();
+    (rig, ns)
+}
+
+/// Steps, and answers each comparison with `is_whole`; the keys in the order in which they were written.
+fn written_by_backfill(rig: &mut Rig, is_whole: impl Fn(&BlockKey) -> bool) -> Vec<BlockKey> {
+    let mut written = Vec::new();
+    loop {
+        let is_stepped = rig.core.step();
+        let effects = rig.effects();
+        if !is_stepped && effects.is_empty() {
+            return written;
+        }
+        for effect in effects {
+            match effect {
+                Effect::Verify { block, generation, finder, .. } => {
+                    let is_whole = is_whole(&rig.core.block_key(block));
+                    rig.core.verified(block, generation, is_whole, finder);
+                }
+                Effect::WriteBack { block, .. } => {
+                    written.push(rig.core.block_key(block));
+                    assert!(rig.core.written_back(TIER, block, Outcome::Stored));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prompt_goes_on_to_be_written_behind_a_recovered_block() {
+    let shared = Limits { is_shared: true, ..all() };
+    for limits in [all(), shared] {
+        let (mut rig, ns) = recovered(limits, 0..1);
+        rig.store(ns, Some(0), &[1, 2]);
+        if !limits.is_shared {
+            lie_on_tier(&mut rig, 0..1);
+        }
+        rig.core.set_healthy(TIER, true);
+        rig.store(ns, Some(2), &[3]);
+        assert_eq!(write_all(&mut rig), [key(1), key(2), key(3)]);
+        rig.audit();
+    }
+}
+
+#[test]
+fn what_waited_to_be_written_at_the_end_is_written_after_the_start() {
+    let (mut rig, _) = recovered(all(), 0..12);
+    lie_on_tier(&mut rig, 0..4);
+    lie_on_tier(&mut rig, 6..8);
+    rig.core.set_healthy(TIER, true);
+    assert_eq!(written_by_backfill(&mut rig, |_| true), [], "nobody knows yet what the tier lacks");
+    rig.core.tier_is_whole(TIER);
+    assert!(rig.core.has_backfill());
+    let written = written_by_backfill(&mut rig, |found| *found != key(9));
+    assert_eq!(written, [4, 5, 8, 10, 11].map(key), "oldest first, and none with wrong bytes");
+    assert!(!rig.core.has_backfill());
+    assert_eq!((rig.core.stats().corrupt[Finder::Restart as usize], rig.core.tier_report(TIER).blocks), (1, 11));
+    assert_eq!(rig.core.held(), Default::default());
+    rig.audit();
+}
+
+#[test]
+fn a_backfill_gives_way_and_ends_with_what_is_gone() {
+    let (mut rig, ns) = recovered(Limits { store_blocks: 1, ..all() }, 0..12);
+    rig.core.set_healthy(TIER, true);
+    rig.store(ns, None, &[100, 101, 102]);
+    rig.core.tier_is_whole(TIER);
+    assert!(!rig.core.has_backfill(), "others wait to be written");
+    assert_eq!(write_all(&mut rig), [100, 101, 102].map(key));
+    assert!(rig.core.has_backfill());
+    rig.core.purge(NamespaceId(1));
+    assert_eq!(written_by_backfill(&mut rig, |_| true), []);
+    assert!(!rig.core.has_backfill());
+    rig.audit();
+}
+
+#[test]
+fn tiers_that_take_what_returns_and_shared_ones_get_no_backfill() {
+    for limits in [Limits::default(), Limits { is_shared: true, ..all() }] {
+        let (mut rig, _) = recovered(limits, 0..4);
+        rig.core.set_healthy(TIER, true);
+        rig.core.tier_is_whole(TIER);
+        assert!(!rig.core.has_backfill());
+        assert_eq!(written_by_backfill(&mut rig, |_| true), []);
+    }
 }

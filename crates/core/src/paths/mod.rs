@@ -2,11 +2,12 @@
 //!
 //! In the order in which data passes: `store` (reserve, commit, abort), `lookup` (hits and leases), `probe` (does a
 //! shared tier have the block?), `promote` (from a tier, for a lookup), `hint` and `prefetch` (from a tier, before a
-//! lookup), `write_back` (to a tier), `touch` (of a block on a shared tier), `evict` (slots for all of these),
-//! `rebalance` and `relocate` (units from class to class), `purge` (a namespace), `recover` (after the end of a
+//! lookup), `write_back` and `backfill` (to a tier), `touch` (of a block on a shared tier), `evict` (slots for all of
+//! these), `rebalance` and `relocate` (units from class to class), `purge` (a namespace), `recover` (after the end of a
 //! process), `verify` and `scrub` (blocks whose bytes are wrong), `tier_events` (reports of the tiers' driver),
 //! `report` (figures for people, and the audit).
 
+mod backfill;
 mod evict;
 mod hint;
 pub mod lookup;

@@ -56,6 +56,7 @@ impl Core {
             self.slots.end_verification(block);
             self.journal.stats_mut().verified += u64::from(finder == Finder::Restart);
         }
+        self.compared(block, generation);
         self.unpin(block);
         is_dropped
     }

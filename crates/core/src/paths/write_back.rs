@@ -3,8 +3,9 @@
 //! Sighting → queue → `Effect::WriteBack` with the block pinned → [`Core::written_back`].
 //!
 //! Invariants: admission is prefix-closed. A lookup's hits are queued from its first token on, as many as the queue
-//! takes; a commit is queued only after a parent that is on the tier or queued. Blocks that wait are not pinned. Blocks
-//! that are being written are pinned, within a limit, so that eviction always finds a victim.
+//! takes; a commit is queued only after a parent that is on the tier or queued, or may be: a recovered parent was not
+//! looked for yet. Blocks that wait are not pinned. Blocks that are being written are pinned, within a limit, so that
+//! eviction always finds a victim.
 
 use crate::core::Core;
 use crate::error::ErrorKind;
@@ -149,15 +150,14 @@ impl Core {
     }
 
     /// Whether the block is on the tier, or will be. False if there is no room in the queue.
-    fn queue_write_back(&mut self, tier: TierId, block: BlockId, predecessor: Option<BlockHash>) -> bool {
+    pub(crate) fn queue_write_back(&mut self, tier: TierId, block: BlockId, predecessor: Option<BlockHash>) -> bool {
         let Block { tiers, generation, namespace, .. } = self.slots[block];
         if tiers & tier.bit() != 0 {
             return true;
         }
         let id = self.cache.namespace(namespace).id;
         let parent = predecessor.map(|hash| self.tiers.position(id, &hash));
-        let is_there = self.tiers.location(self.tier_key_of(block)).is_some_and(|(known, _)| known == tier);
-        if is_there {
+        if self.is_on(tier, block) {
             self.tiers.confirm(tier, block);
         } else if !self.tiers.enqueue(tier, Queued { block, generation, parent }) {
             return false;
@@ -166,17 +166,23 @@ impl Core {
         true
     }
 
-    /// Whether a prefix leads to the block on this tier.
+    /// Whether the tier is known to have the block.
+    pub(crate) fn is_on(&self, tier: TierId, block: BlockId) -> bool {
+        self.tiers.location(self.tier_key_of(block)).is_some_and(|(known, _)| known == tier)
+    }
+
+    /// Whether a prefix leads to the block on this tier, as far as that is known.
     fn is_reachable(&self, tier: TierId, block: BlockId, predecessor: Option<BlockHash>) -> bool {
         let Block { namespace, group, .. } = self.slots[block];
         let layout = self.cache.namespace(namespace).layout.group(group);
         let Some(predecessor) = predecessor.filter(|_| layout.is_some_and(|l| l.attention == Attention::Full)) else {
             return true;
         };
-        match self.cache.find(&self.slots, namespace, group, &predecessor) {
-            Some(parent) if self.slots[parent].tiers & tier.bit() != 0 => true,
-            _ => self.has_tier_copy(namespace, group, &predecessor),
-        }
+        let is_parent_there = self.cache.find(&self.slots, namespace, group, &predecessor).is_some_and(|parent| {
+            let Block { state, tiers, .. } = self.slots[parent];
+            tiers & tier.bit() != 0 || matches!(state, State::Unverified | State::Verifying)
+        });
+        is_parent_there || self.has_tier_copy(namespace, group, &predecessor)
     }
 
     /// Whether any tier is known to hold the key.

@@ -9,8 +9,10 @@
 //! Without a tier, nothing here is ever called.
 //!
 //! In the order of dependence: `locations` (which tier has which block), `presence` (answers of shared tiers), `marks`
-//! (how old is what is known of resident blocks on shared tiers), this file.
+//! (how old is what is known of resident blocks on shared tiers), `backfill` (which recovered blocks an own tier may
+//! lack), this file.
 
+mod backfill;
 mod locations;
 mod marks;
 mod presence;
@@ -23,6 +25,7 @@ use crate::slots::Block;
 use crate::tier::Position;
 
 pub use crate::key::TierId;
+use backfill::Backfill;
 pub(crate) use locations::LoadHealth;
 use locations::Locations;
 pub use locations::MEMORY_BYTES_PER_BLOCK;
@@ -178,6 +181,7 @@ struct Tier {
     storing: Amount,
     stats: TierStats,
     marks: Option<Marks>,
+    backfill: Backfill,
 }
 
 /// A block that waits to be written.
@@ -266,6 +270,7 @@ impl Tiers {
             storing: Amount::default(),
             stats: TierStats::default(),
             marks: limits.touching.map(|touching| Marks::new(touching, seed)),
+            backfill: Backfill::default(),
         });
         TierId(self.all.len() as u8 - 1)
     }
@@ -571,6 +576,36 @@ impl Tiers {
 
     pub fn end_write_back(&mut self, tier: TierId, bytes: u64) {
         self.get_mut(tier).storing.take(bytes);
+    }
+
+    // Recovered blocks that it lacks.
+
+    /// The tier may lack blocks among the first `records`. Nothing happens unless it is an own tier that takes every
+    /// block.
+    pub fn begin_backfill(&mut self, tier: TierId, records: u32) {
+        let Tier { limits, is_read_only, backfill, .. } = self.get_mut(tier);
+        if limits.admission == Admission::All && !limits.is_shared && !*is_read_only {
+            backfill.begin(records);
+        }
+    }
+
+    /// A tier whose backfill may go on now: nothing else waits to be written there.
+    pub fn to_backfill(&self) -> Option<TierId> {
+        let is_due = |tier: &TierId| {
+            let Tier { limits, queue, backfill, .. } = self.get(*tier);
+            queue.is_empty() && backfill.is_due(self.share(limits.store_permille)) && self.is_open(*tier)
+        };
+        (0..self.all.len() as u8).map(TierId).find(is_due)
+    }
+
+    pub fn backfill_mut(&mut self, tier: TierId) -> &mut Backfill {
+        &mut self.get_mut(tier).backfill
+    }
+
+    /// The tier for whose backfill the block was compared, if it was.
+    pub fn end_comparing(&mut self, block: BlockId, generation: Generation, bytes: u64) -> Option<TierId> {
+        let mut all = (0..).map(TierId).zip(&mut self.all);
+        all.find_map(|(id, tier)| tier.backfill.end_comparing(block, generation, bytes).then_some(id))
     }
 
     /// Compares counts with each other and with the records: blocks that are being promoted, and the bytes of

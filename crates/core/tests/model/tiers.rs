@@ -83,6 +83,13 @@ impl Tiers {
         if self.earlier.is_empty() { 0 } else { TRANSFERS.bit() }
     }
 
+    /// The tier has told of all its blocks, and the pool's were restored.
+    pub fn told_all(&mut self, core: &mut Core) {
+        if self.is_open {
+            core.tier_is_whole(TIER);
+        }
+    }
+
     pub fn transfers_over(&mut self, core: &mut Core) {
         if self.earlier.is_empty() {
             return;

@@ -940,6 +940,7 @@ impl World {
         }
         self.restore_rows(alive);
         self.core.finish_restore();
+        self.tiers.told_all(&mut self.core);
         self.populated.iter().for_each(|unit| self.core.populate(*unit));
         self.settle();
     }

@@ -75,6 +75,8 @@ pub struct Driver {
     registered_bytes: u64,
     /// Whether the core knows that an earlier daemon's transfers are over.
     are_transfers_over: bool,
+    /// Whether the core knows that it was told of all blocks.
+    has_told_all: bool,
 }
 
 /// What an operation is for.
@@ -126,6 +128,7 @@ impl Driver {
             last_done: Instant::now(),
             registered_bytes: 0,
             are_transfers_over: false,
+            has_told_all: false,
         }
     }
 
@@ -325,6 +328,10 @@ impl Driver {
         if is_over && !is_told {
             self.are_transfers_over = true;
             core.transfers_over();
+        }
+        if !self.has_told_all && !self.is_shared && self.is_whole() {
+            self.has_told_all = true;
+            core.tier_is_whole(self.id);
         }
     }
 
