@@ -93,13 +93,19 @@ impl Purges {
     pub fn add(&mut self, namespaces: impl Iterator<Item = NamespaceId>, sequence: u64, life: u64, oldest_life: u64) {
         self.records.retain(|_, record| record.life >= oldest_life);
         self.records.extend(namespaces.map(|namespace| (namespace, PurgeRecord { namespace, sequence, life })));
+        self.cut();
+        (self.due, self.ended) = (Some(0), None);
+    }
+
+    /// Leaves the latest, as many as the disk has room for. Two copies together may have twice as many: those of a full
+    /// list whose second copy is of before.
+    pub fn cut(&mut self) {
         let excess = self.records.len().saturating_sub(MOST_RECORDS);
         if excess > 0 {
             let mut order: Vec<_> = self.records.values().map(|record| (record.sequence, record.namespace)).collect();
             order.sort_unstable();
             order[..excess].iter().for_each(|(_, namespace)| _ = self.records.remove(namespace));
         }
-        (self.due, self.ended) = (Some(0), None);
     }
 }
 

@@ -348,6 +348,7 @@ impl Opening {
                 }
             }
         }
+        purges.cut();
         if copies.iter().any(|(_, damaged)| *damaged > 0) {
             purges.renew();
         }

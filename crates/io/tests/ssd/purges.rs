@@ -17,6 +17,7 @@ const PAGE: usize = 4096;
 const SEGMENT_BYTES: usize = 64 << 10;
 /// Where the copies of the list begin, as `docs/formats/ssd.md` draws them.
 const LISTS_AT: [usize; 2] = [64 << 10, 576 << 10];
+const LIST_BYTES: usize = 64 << 10;
 
 /// As the driver does when a walk has found nothing of the namespace.
 pub fn note(bed: &mut Bed, namespaces: impl IntoIterator<Item = u128>) -> bool {
@@ -232,6 +233,29 @@ fn a_damaged_copy_of_the_list_is_made_good_from_the_other() {
     let mut image = image;
     LISTS_AT.iter().for_each(|at| image[at + 70] ^= 1);
     assert!(reopened(image).holds().is_empty(), "the log alone says it too");
+}
+
+/// As a daemon leaves them that is killed between the copies of a full list, again and again.
+#[test]
+fn full_copies_that_differ_are_cut_to_what_a_list_holds() {
+    let mut bed = Bed::open(&blank(&small_config(), 8), &small_config(), None).unwrap();
+    assert!(note(&mut bed, 1000..3000));
+    let older = bed.disk.image();
+    assert!(note(&mut bed, 3000..3100));
+    let mut image = bed.disk.image();
+    let [first, second] = LISTS_AT;
+    image[second..second + LIST_BYTES].copy_from_slice(&older[second..second + LIST_BYTES]);
+    for damaged in [first + 70, second + 15 * PAGE + 70] {
+        let mut image = image.clone();
+        image[damaged] ^= 1;
+        let mut bed = reopened(image);
+        bed.settle();
+        let image = bed.disk.image();
+        assert!(image[first..first + LIST_BYTES] == image[second..second + LIST_BYTES], "it was written again");
+        bed.store_all([(3, 9000)]);
+        assert!(note(&mut bed, 3000..3200));
+        assert!(matches!(bed.look(3, 9000), Outcome::Loaded { .. }));
+    }
 }
 
 #[test]
