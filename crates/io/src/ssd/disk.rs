@@ -20,7 +20,7 @@ use super::device::Device;
 use super::index::{Entry, Index};
 use super::io::{Finished, Flight, Io, Lane, RETRY_INTERVAL};
 use super::layout::{Balance, Geometry, PAGE, Record};
-use super::log::{Log, STORE_DEADLINE};
+use super::log::{Log, STORE_DEADLINE, Sequences};
 use super::owner::{Owner, Watch, taken_by_another};
 use super::purges::Purges;
 use super::reads::Reads;
@@ -53,7 +53,7 @@ pub(super) struct Opened {
     pub index: Index,
     pub space: Space,
     pub purges: Purges,
-    pub next_sequence: u64,
+    pub sequences: Sequences,
     pub written_bytes: u64,
     pub stored_bytes: u64,
     /// The latest that was found.
@@ -118,7 +118,7 @@ impl Disk {
             index: opened.index,
             space: opened.space,
             reads: Reads::new(config.has_breakers),
-            log: Log::new(opened.next_sequence),
+            log: Log::new(opened.sequences),
             reclaim: None,
             purges: opened.purges,
             watch: Watch::new(opened.owner, Duration::ZERO),

@@ -111,6 +111,7 @@ impl Disk {
                     Outcome::Failed(kind)
                 }
                 None => {
+                    self.log.has_kept = true;
                     kept += usize::from(record.kind == RecordKind::Block);
                     self.settle_record(&record, segment, moved_from)
                 }

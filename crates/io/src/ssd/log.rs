@@ -38,6 +38,15 @@ pub(super) enum Erase {
     Flushed(u32),
 }
 
+/// Of the numbers of records, what opening a disk determines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sequences {
+    /// All records of earlier daemons have a lower one.
+    pub end_of_earlier: u64,
+    /// The first of this daemon.
+    pub next: u64,
+}
+
 /// See the module documentation.
 pub(super) struct Log {
     /// Stores, and removals of keys of which a store waits, in the order of arrival, each with the time at which it is
@@ -59,6 +68,10 @@ pub(super) struct Log {
     notes: VecDeque<BlockKey>,
     next_batch: u64,
     next_sequence: u64,
+    /// Those that opening the disk has determined.
+    sequences: Sequences,
+    /// Whether a record of this daemon is on the disk for good.
+    pub has_kept: bool,
     pub is_syncing: bool,
     pub waiting_since: Option<Duration>,
     failures_in_a_row: u32,
@@ -70,7 +83,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    pub fn new(next_sequence: u64) -> Log {
+    pub fn new(sequences: Sequences) -> Log {
         Log {
             queue: VecDeque::new(),
             removals: VecDeque::new(),
@@ -82,7 +95,9 @@ impl Log {
             busy: HashSet::new(),
             notes: VecDeque::new(),
             next_batch: 0,
-            next_sequence,
+            next_sequence: sequences.next,
+            sequences,
+            has_kept: false,
             is_syncing: false,
             waiting_since: None,
             failures_in_a_row: 0,
@@ -185,9 +200,11 @@ impl Log {
         self.busy.contains(key)
     }
 
-    /// All records so far have a lower number.
-    pub fn next_sequence(&self) -> u64 {
-        self.next_sequence
+    /// All records of namespaces of which nothing is in progress have a lower number. So have those that earlier
+    /// daemons have written and this one has not found, as far as is known. Where this daemon has kept nothing yet, none of its
+    /// own records is of such a namespace: one that failed has an entry until its removal is kept.
+    pub fn end_of_records(&self) -> u64 {
+        if self.has_kept { self.next_sequence } else { self.sequences.end_of_earlier }
     }
 
     /// The number of the next record.

@@ -14,7 +14,7 @@ use crate::uring::Work;
 impl Disk {
     /// Nothing of these namespaces is on the disk, or on its way there.
     pub(super) fn note_purged(&mut self, namespaces: impl Iterator<Item = NamespaceId>) {
-        let (sequence, life, oldest_life) = (self.log.next_sequence(), self.space.last_life, self.oldest_life());
+        let (sequence, life, oldest_life) = (self.log.end_of_records(), self.space.last_life, self.oldest_life());
         self.purges.add(namespaces, sequence, life, oldest_life);
     }
 

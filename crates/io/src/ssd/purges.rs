@@ -56,12 +56,13 @@ impl Writing {
 impl Purges {
     /// Adds what a page says.
     pub fn found(&mut self, records: &[PurgeRecord]) {
-        for record in records {
-            let known = self.records.entry(record.namespace).or_insert(*record);
-            if known.sequence < record.sequence {
-                *known = *record;
-            }
-        }
+        records.iter().for_each(|record| self.merge(record));
+    }
+
+    /// An earlier purge of the namespace may have a higher number, and stays true.
+    fn merge(&mut self, record: &PurgeRecord) {
+        let known = self.records.entry(record.namespace).or_insert(*record);
+        (known.sequence, known.life) = (known.sequence.max(record.sequence), known.life.max(record.life));
     }
 
     /// A copy is damaged: it is written again.
@@ -69,7 +70,7 @@ impl Purges {
         self.due = (!self.records.is_empty()).then_some(0);
     }
 
-    /// Later records have later numbers.
+    /// No record has a lower number than this that is written after the list was read.
     pub fn last_sequence(&self) -> u64 {
         self.records.values().map(|record| record.sequence).max().unwrap_or(0)
     }
@@ -92,7 +93,7 @@ impl Purges {
     /// `oldest_life`: all that is on the disk is of this life or a later one.
     pub fn add(&mut self, namespaces: impl Iterator<Item = NamespaceId>, sequence: u64, life: u64, oldest_life: u64) {
         self.records.retain(|_, record| record.life >= oldest_life);
-        self.records.extend(namespaces.map(|namespace| (namespace, PurgeRecord { namespace, sequence, life })));
+        namespaces.for_each(|namespace| self.merge(&PurgeRecord { namespace, sequence, life }));
         self.cut();
         (self.due, self.ended) = (Some(0), None);
     }

@@ -16,6 +16,7 @@ use super::disk::{Disk, Opened};
 use super::index::Index;
 use super::io::Io;
 use super::layout::*;
+use super::log::Sequences;
 use super::owner::{Owner, taken_by_another};
 use super::purges::Purges;
 use super::report::Recovery;
@@ -25,7 +26,8 @@ use crate::uring::{Engine, Memory, Span, Work};
 
 /// Keeps the sequence numbers of unseen records of a stopped chain lower than all new ones.
 const SEQUENCE_GAP: u64 = 1 << 32;
-/// The same where records of several daemons may be unseen, each of which began behind a gap: of 4,096 of them.
+/// The same where records of several daemons may be unseen, each of which began behind a gap: of 4,096 of them. Also
+/// where purges may be unseen: what is stored next must not have a lower number than they have.
 const WIDE_SEQUENCE_GAP: u64 = SEQUENCE_GAP << 12;
 /// After a device was signed, another daemon has this long to read the signature and to end what it is writing: three
 /// times as long as it takes to look again.
@@ -65,6 +67,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         depth,
         recovery: Recovery::default(),
         is_missing: false,
+        are_purges_missing: false,
     };
     let is_block_device = device.as_ref().is_some_and(Device::is_block_device);
     let (geometry, owner) = match mode {
@@ -79,7 +82,8 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         // Writes of a killed daemon may still be in the drive's cache, but the next mark will call them flushed.
         opening.sync().map_err(named)?;
     }
-    let Opening { io, mut recovery, is_missing, .. } = opening;
+    let sequences = opening.sequences(contents.last_sequence, contents.purges.last_sequence());
+    let Opening { io, mut recovery, .. } = opening;
     recovery.blocks = contents.index.len() as u64;
     recovery.took_us = begun.elapsed().as_micros() as u64;
     let opened = Opened {
@@ -92,7 +96,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         index: contents.index,
         space: contents.space,
         purges: contents.purges,
-        next_sequence: contents.last_sequence + if is_missing { WIDE_SEQUENCE_GAP } else { SEQUENCE_GAP },
+        sequences,
         written_bytes: contents.written_bytes,
         stored_bytes: contents.stored_bytes,
         balance: contents.balance,
@@ -131,6 +135,8 @@ struct Opening {
     recovery: Recovery,
     /// Records that were on the disk could not be read, or are damaged.
     is_missing: bool,
+    /// A page of the list of purges is damaged in both copies, or could not be read.
+    are_purges_missing: bool,
 }
 
 /// What the segments' headers say.
@@ -295,7 +301,7 @@ impl Opening {
         let mut contents = Contents {
             index: Index::new(geometry.segments, geometry.pages()),
             space: Space::new(geometry),
-            last_sequence: purges.last_sequence(),
+            last_sequence: 0,
             purges,
             written_bytes: 0,
             stored_bytes: 0,
@@ -353,11 +359,28 @@ impl Opening {
             purges.renew();
         }
         if copies.iter().any(|(whole, damaged)| *whole == 0 && *damaged > 0) {
+            self.are_purges_missing = true;
             let id = format!("{:032x}", geometry.id);
             let hint = "purge again what was purged lately: if the disk's log is damaged too, its blocks may be back";
             tracing::warn!(id, hint, "a disk's list of purges cannot be read");
         }
         Ok(purges)
+    }
+
+    /// `last_sequence`: of the log. What the disk stores next has no lower number than any purge in the list. A purge
+    /// that finds nothing new in the log is noted with a number amid the gap above the log: above all that was written
+    /// before it, unseen records included, and below the number with which a build goes on that looks at the log alone.
+    /// So such a build's blocks are not void when the list is read again, however often the disk was opened and purged
+    /// meanwhile, and also if the end of the log was lost meanwhile, as long as that end is of one daemon.
+    fn sequences(&self, last_sequence: u64, last_purge: u64) -> Sequences {
+        if self.is_missing {
+            // Unseen records may be later than the last purge.
+            let last = last_sequence.max(last_purge);
+            return Sequences { end_of_earlier: last + WIDE_SEQUENCE_GAP / 2, next: last + WIDE_SEQUENCE_GAP };
+        }
+        let gap = if self.are_purges_missing { WIDE_SEQUENCE_GAP } else { SEQUENCE_GAP };
+        let next = last_purge.max(last_sequence + gap);
+        Sequences { end_of_earlier: last_sequence + SEQUENCE_GAP / 2, next }
     }
 
     /// Reads the header of each segment. Those that were not used, and those whose header is lost, are free.

@@ -258,6 +258,63 @@ fn full_copies_that_differ_are_cut_to_what_a_list_holds() {
     }
 }
 
+/// What a daemon that cannot read the list stores, as an earlier build, which ignores it: `lists` is what that daemon
+/// finds there. The list is back when the next one starts.
+fn stored_without_the_list_is_kept(mut image: Vec<u8>, lists: u8, context: &str) {
+    let kept = LISTS_AT.map(|at| image[at..at + LIST_BYTES].to_vec());
+    LISTS_AT.iter().for_each(|at| image[*at..at + LIST_BYTES].fill(lists));
+    let mut bed = reopened(image);
+    bed.store_all((500..510).map(|number| (number, 3000)));
+    bed.settle();
+    let mut image = bed.disk.image();
+    LISTS_AT.iter().zip(&kept).for_each(|(at, bytes)| image[*at..at + LIST_BYTES].copy_from_slice(bytes));
+    let mut bed = reopened(image);
+    for number in 500..510 {
+        let found = bed.look(number, 3000);
+        assert!(matches!(found, Outcome::Loaded { .. }), "{context}: block {number} is {found:?}");
+    }
+    assert!(remove_all(&mut bed) && note(&mut bed, [7]), "{context}");
+    assert!(reopened(bed.disk.image()).holds().is_empty(), "{context}");
+}
+
+#[test]
+fn what_was_stored_while_the_list_was_not_read_is_not_taken_for_purged() {
+    let mut image = purged_image();
+    for purges in 1..5 {
+        for lists in [0, 0xff] {
+            stored_without_the_list_is_kept(image.clone(), lists, &format!("{purges} purges, list {lists}"));
+        }
+        let mut bed = reopened(image);
+        assert!(note(&mut bed, [7]));
+        bed.settle();
+        image = bed.disk.image();
+    }
+    // A store of another namespace fails, and what it took of the numbers is not in the log.
+    let disk = SimulatedDisk::from_image(image);
+    let mut bed = Bed::open(&disk, &small_config(), None).unwrap();
+    bed.settle();
+    let mut store = bed.store(600, 0, 3000);
+    store.key.namespace = NamespaceId(8);
+    disk.arm(&[Fault { nth: 0, count: 2, kind: FaultKind::Error(Errno::IO) }]);
+    assert!(matches!(bed.run(&[store]).unwrap()[..], [Outcome::Failed(_)]));
+    disk.arm(&[]);
+    assert!(note(&mut bed, [7]));
+    stored_without_the_list_is_kept(disk.image(), 0, "a store has failed");
+    // As many daemons purge nothing on a disk that ends with a head of blocks, which is then lost without a trace.
+    let mut image = used_image();
+    let mut heads = (1 << 20..image.len()).step_by(PAGE).filter(|at| image[*at..].starts_with(b"FBBATCH"));
+    let last = heads.next_back().unwrap();
+    for _ in 0..4 {
+        let mut bed = reopened(image);
+        assert!(note(&mut bed, [7]));
+        bed.settle();
+        image = bed.disk.image();
+    }
+    assert!(reopened(image.clone()).holds().is_empty());
+    image[last..last + PAGE].fill(0);
+    stored_without_the_list_is_kept(image, 0, "the last head is lost");
+}
+
 #[test]
 fn the_list_forgets_purges_older_than_all_that_is_on_the_disk() {
     let config = small_config();
