@@ -6,10 +6,10 @@ use forebay_core::{ErrorKind, NamespaceId};
 
 use super::disk::Disk;
 use super::io::Flight;
-use super::layout::{PAGE_BYTES, PURGES_AT, PurgeRecord};
+use super::layout::{PAGE, PAGE_BYTES, PURGES_AT, PurgeRecord};
 use super::purges::{Step, Writing};
 use super::staging::Staging;
-use crate::uring::Work;
+use crate::uring::{Span, Work};
 
 impl Disk {
     /// Nothing of these namespaces is on the disk, or on its way there.
@@ -30,14 +30,13 @@ impl Disk {
     /// Begins to write the copy that is due.
     pub(super) fn write_purges(&mut self) {
         let Some(copy) = self.purges.due.take_if(|_| self.purges.writing.is_none()) else { return };
-        let records = self.purges.records.values().copied().collect();
-        let writing = Writing { copy, step: Step::Write, records };
+        let writing = self.purges.to_write(copy);
         let pages: Vec<u8> =
-            writing.chunks().flat_map(|records| PurgeRecord::encode(&self.geometry, records)).collect();
-        let span = Staging::purges(writing.pages());
+            writing.records.iter().flat_map(|records| PurgeRecord::encode(&self.geometry, records)).collect();
+        let (at, span) = place(&writing);
         self.memory.write(span, &pages);
         self.purges.writing = Some(writing);
-        self.write(Flight::Purges, Work::Write { at: PURGES_AT[copy], spans: span.into() });
+        self.write(Flight::Purges, Work::Write { at, spans: span.into() });
     }
 
     /// A step has ended.
@@ -47,7 +46,7 @@ impl Disk {
             // More was purged meanwhile: all of it begins anew.
             return;
         }
-        let (copy, span) = (writing.copy, Staging::purges(writing.pages()));
+        let (copy, (at, span)) = (writing.copy, place(&writing));
         let next = match (result, writing.step) {
             (Err(kind), _) => return self.end_purges(Err(kind)),
             (Ok(_), Step::Write) => Step::Sync,
@@ -63,7 +62,7 @@ impl Disk {
             _ => {
                 // What a read leaves alone is not taken for what was written.
                 self.memory.write(span, &vec![0; span.len as usize]);
-                Work::Read { at: PURGES_AT[copy], span, checksum: None }
+                Work::Read { at, span, checksum: None }
             }
         };
         writing.step = next;
@@ -72,17 +71,15 @@ impl Disk {
     }
 
     fn is_read_back(&self, writing: &Writing) -> bool {
-        let mut bytes = vec![0; writing.pages() as usize * PAGE_BYTES];
-        self.memory.read(Staging::purges(writing.pages()), &mut bytes);
+        let mut bytes = vec![0; writing.pages.len() * PAGE_BYTES];
+        self.memory.read(place(writing).1, &mut bytes);
         let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
-        let is_whole = |(page, records): (&[u8; PAGE_BYTES], &[PurgeRecord])| {
-            PurgeRecord::decode(page, &self.geometry).is_some_and(|found| found == records)
-        };
-        pages.iter().zip(writing.chunks()).all(is_whole)
+        let is_whole = |(page, records)| PurgeRecord::decode(page, &self.geometry).as_ref() == Some(records);
+        pages.iter().zip(&writing.records).all(is_whole)
     }
 
     fn end_purges(&mut self, result: Result<(), ErrorKind>) {
-        self.purges.ended = Some(result);
+        self.purges.end(result);
         if let Err(kind) = result
             && self.purges.failures.add(Instant::now()).is_some()
         {
@@ -92,4 +89,9 @@ impl Disk {
             tracing::error!(disk, why, hint, "a disk does not keep the list of purges, so no purge ends on it");
         }
     }
+}
+
+/// Where the pages are on the disk, and in the staging memory.
+fn place(Writing { copy, pages, .. }: &Writing) -> (u64, Span) {
+    (PURGES_AT[*copy] + u64::from(pages.start) * PAGE, Staging::purges(pages.len() as u32))
 }

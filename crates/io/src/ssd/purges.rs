@@ -5,35 +5,61 @@
 //! ended there. So a purge ends on a disk with a record in this list, which lies apart from the log, twice.
 //!
 //! Invariants: a record stays true for ever, so a page of any age may be believed, and what two copies say adds up. A
-//! purge counts as noted when both copies were flushed and read back. The list is bounded: if it is full, the record of
-//! the earliest purge goes, and that purge relies on the log again.
+//! record keeps its page, so that a purge writes one page of each copy. Once the list was written, all pages of both
+//! copies have something to say: one of zeros is damaged. A purge counts as noted when both copies were flushed and
+//! read back. The list is bounded: if it is full, the record of the earliest purge goes, and that purge relies on the
+//! log again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use forebay_core::{ErrorKind, NamespaceId};
 
-use super::layout::{PURGES_PAGES, PURGES_PER_PAGE, PurgeRecord, Record, RecordKind};
+use super::layout::{Geometry, PURGES_AT, PURGES_PAGES, PURGES_PER_PAGE, Page, PurgeRecord, Record, RecordKind};
 use crate::Seldom;
 
 const MOST_RECORDS: usize = PURGES_PAGES as usize * PURGES_PER_PAGE;
+const COPIES: usize = PURGES_AT.len();
+
+/// The pages of both copies; none for a page that could not be read.
+pub(super) type Copies = [Vec<Option<Page>>; COPIES];
 
 /// See the module documentation.
 #[derive(Default)]
 pub(super) struct Purges {
-    pub records: BTreeMap<NamespaceId, PurgeRecord>,
+    records: BTreeMap<NamespaceId, Noted>,
+    /// Pages that one copy or both do not have as they are here.
+    changed: BTreeSet<u32>,
     /// The copy that is to be written next: the first if the list has changed, or a copy is not what it should be.
     pub due: Option<usize>,
     pub writing: Option<Writing>,
     /// How writing what was noted last has ended.
-    pub ended: Option<Result<(), ErrorKind>>,
+    ended: Option<Result<(), ErrorKind>>,
     pub failures: Seldom,
+    pub found: Found,
 }
 
-/// The list on its way to the disk, one copy after the other.
+struct Noted {
+    record: PurgeRecord,
+    /// None until one is chosen.
+    page: Option<u32>,
+}
+
+/// What the disk had when it was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Found {
+    /// Of each copy.
+    pub damaged_pages: [u32; COPIES],
+    /// Damaged in both.
+    pub lost_pages: u32,
+}
+
+/// Pages of the list on their way to the disk, one copy after the other.
 pub(super) struct Writing {
     pub copy: usize,
     pub step: Step,
-    pub records: Vec<PurgeRecord>,
+    pub pages: Range<u32>,
+    pub records: Vec<Vec<PurgeRecord>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,41 +69,54 @@ pub(super) enum Step {
     ReadBack,
 }
 
-impl Writing {
-    pub fn chunks(&self) -> impl Iterator<Item = &[PurgeRecord]> {
-        self.records.chunks(PURGES_PER_PAGE)
-    }
-
-    pub fn pages(&self) -> u32 {
-        self.chunks().count() as u32
-    }
-}
-
 impl Purges {
-    /// Adds what a page says.
-    pub fn found(&mut self, records: &[PurgeRecord]) {
-        records.iter().for_each(|record| self.merge(record));
+    /// What was purged, as far as one of two copies says it. If they differ, or one is damaged, all is written again.
+    pub fn read(copies: &Copies, geometry: &Geometry) -> Purges {
+        let mut purges = Purges { changed: (0..PURGES_PAGES).collect(), ..Purges::default() };
+        let is_zero = |page: &Option<Page>| page.as_ref().is_some_and(|page| page.iter().all(|byte| *byte == 0));
+        if copies.iter().flatten().all(is_zero) {
+            // It was never written.
+            return purges;
+        }
+        let decode = |page: &Option<Page>| PurgeRecord::decode(page.as_ref()?, geometry);
+        let [first, second] = copies.each_ref().map(|copy| copy.iter().map(decode).collect::<Vec<_>>());
+        let mut found = 0;
+        for (number, pair) in (0..).zip(first.iter().zip(&second)) {
+            let (one, other) = pair;
+            purges.found.lost_pages += u32::from(one.is_none() && other.is_none());
+            for record in one.iter().chain(other).flatten() {
+                purges.merge(record, Some(number));
+            }
+            found += one.as_ref().map_or(0, Vec::len);
+        }
+        purges.found.damaged_pages =
+            [&first, &second].map(|copy| copy.iter().filter(|page| page.is_none()).count() as u32);
+        if first == second && purges.found.damaged_pages[0] == 0 && found == purges.records.len() {
+            purges.changed.clear();
+        } else {
+            purges.cut();
+            purges.place();
+            purges.due = Some(0);
+        }
+        purges
     }
 
     /// An earlier purge of the namespace may have a higher number, and stays true.
-    fn merge(&mut self, record: &PurgeRecord) {
-        let known = self.records.entry(record.namespace).or_insert(*record);
+    fn merge(&mut self, record: &PurgeRecord, page: Option<u32>) {
+        let noted = self.records.entry(record.namespace).or_insert(Noted { record: *record, page });
+        let (before, known) = (noted.record, &mut noted.record);
         (known.sequence, known.life) = (known.sequence.max(record.sequence), known.life.max(record.life));
-    }
-
-    /// A copy is damaged: it is written again.
-    pub fn renew(&mut self) {
-        self.due = (!self.records.is_empty()).then_some(0);
+        self.changed.extend(noted.page.filter(|_| noted.record != before));
     }
 
     /// No record has a lower number than this that is written after the list was read.
     pub fn last_sequence(&self) -> u64 {
-        self.records.values().map(|record| record.sequence).max().unwrap_or(0)
+        self.records.values().map(|noted| noted.record.sequence).max().unwrap_or(0)
     }
 
     /// Whether the block was purged.
     pub fn cover(&self, record: &Record) -> bool {
-        let is_earlier = |purge: &PurgeRecord| record.sequence < purge.sequence;
+        let is_earlier = |noted: &Noted| record.sequence < noted.record.sequence;
         record.kind == RecordKind::Block && self.records.get(&record.key.namespace).is_some_and(is_earlier)
     }
 
@@ -92,27 +131,101 @@ impl Purges {
 
     /// `oldest_life`: all that is on the disk is of this life or a later one.
     pub fn add(&mut self, namespaces: impl Iterator<Item = NamespaceId>, sequence: u64, life: u64, oldest_life: u64) {
-        self.records.retain(|_, record| record.life >= oldest_life);
-        namespaces.for_each(|namespace| self.merge(&PurgeRecord { namespace, sequence, life }));
+        let changed = &mut self.changed;
+        self.records.retain(|_, Noted { record, page }| {
+            let is_of_use = record.life >= oldest_life;
+            changed.extend(page.filter(|_| !is_of_use));
+            is_of_use
+        });
+        namespaces.for_each(|namespace| self.merge(&PurgeRecord { namespace, sequence, life }, None));
         self.cut();
-        (self.due, self.ended) = (Some(0), None);
+        self.place();
+        // What is noted already, in both copies, need not be written.
+        let is_noted = self.changed.is_empty();
+        (self.due, self.ended) = ((!is_noted).then_some(0), is_noted.then_some(Ok(())));
     }
 
     /// Leaves the latest, as many as the disk has room for. Two copies together may have twice as many: those of a full
     /// list whose second copy is of before.
-    pub fn cut(&mut self) {
+    fn cut(&mut self) {
         let excess = self.records.len().saturating_sub(MOST_RECORDS);
         if excess > 0 {
-            let mut order: Vec<_> = self.records.values().map(|record| (record.sequence, record.namespace)).collect();
+            let order = self.records.values().map(|noted| (noted.record.sequence, noted.record.namespace));
+            let mut order: Vec<_> = order.collect();
             order.sort_unstable();
-            order[..excess].iter().for_each(|(_, namespace)| _ = self.records.remove(namespace));
+            let gone = order[..excess].iter().filter_map(|(_, namespace)| self.records.remove(namespace));
+            self.changed.extend(gone.filter_map(|noted| noted.page));
         }
+    }
+
+    /// Gives each record a page. Where one is, it stays, if there is room for those that both copies have there: so a
+    /// page that is damaged in one copy is not lost while the other is written.
+    fn place(&mut self) {
+        let mut counts = [0; PURGES_PAGES as usize];
+        for noted in self.records.values_mut() {
+            noted.page = noted.page.filter(|page| counts[*page as usize] < PURGES_PER_PAGE);
+            noted.page.into_iter().for_each(|page| counts[page as usize] += 1);
+        }
+        for noted in self.records.values_mut().filter(|noted| noted.page.is_none()) {
+            let page = counts.iter().position(|count| *count < PURGES_PER_PAGE).expect("the list was cut to its pages");
+            counts[page] += 1;
+            noted.page = Some(page as u32);
+            self.changed.insert(page as u32);
+        }
+    }
+
+    /// The next step: pages that have changed, and what is between them, of this copy.
+    pub fn to_write(&self, copy: usize) -> Writing {
+        let first = self.changed.first().copied().unwrap_or(0);
+        let pages = first..self.changed.last().map_or(first, |last| last + 1);
+        let mut records = vec![Vec::new(); pages.len()];
+        for Noted { record, page } in self.records.values() {
+            if let Some(page) = page.filter(|page| pages.contains(page)) {
+                records[(page - pages.start) as usize].push(*record);
+            }
+        }
+        Writing { copy, step: Step::Write, pages, records }
+    }
+
+    /// What was due is written, or is not.
+    pub fn end(&mut self, result: Result<(), ErrorKind>) {
+        if result.is_ok() {
+            self.changed.clear();
+        }
+        self.ended = Some(result);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const GEOMETRY: Geometry = Geometry { id: 77, segment_bytes: 1 << 20, segments: 9 };
+
+    fn record(n: u128, sequence: u64) -> PurgeRecord {
+        PurgeRecord { namespace: NamespaceId(n), sequence, life: sequence }
+    }
+
+    fn records(purges: &Purges) -> Vec<PurgeRecord> {
+        purges.records.values().map(|noted| noted.record).collect()
+    }
+
+    fn blank() -> Copies {
+        [(); COPIES].map(|()| vec![Some([0; 4096]); PURGES_PAGES as usize])
+    }
+
+    /// Both copies of what is due; the pages that are written.
+    fn written(purges: &mut Purges, copies: &mut Copies) -> Range<u32> {
+        let Some(first) = purges.due.take() else { return 0..0 };
+        let Writing { pages, records, .. } = purges.to_write(first);
+        for copy in copies {
+            for (page, records) in pages.clone().zip(&records) {
+                copy[page as usize] = Some(PurgeRecord::encode(&GEOMETRY, records));
+            }
+        }
+        purges.end(Ok(()));
+        pages
+    }
 
     #[test]
     fn the_list_is_bounded_and_keeps_the_latest_purges_and_those_whose_blocks_may_be_there() {
@@ -123,19 +236,94 @@ mod tests {
         assert!(purges.records.keys().all(|namespace| namespace.0 >= 50));
         purges.add((0..100).map(NamespaceId), 9_000, 12, 0);
         assert_eq!(purges.records.len(), MOST_RECORDS);
-        assert!((0..100).all(|n| purges.records[&NamespaceId(n)].sequence == 9_000));
+        assert!((0..100).all(|n| purges.records[&NamespaceId(n)].record.sequence == 9_000));
         purges.add([NamespaceId(7)].into_iter(), 10_000, 20, 11);
         assert_eq!(purges.records.len(), 100, "of the life before the oldest nothing is there");
-        assert_eq!((purges.records[&NamespaceId(7)].sequence, purges.last_sequence()), (10_000, 10_000));
+        assert_eq!((purges.records[&NamespaceId(7)].record.sequence, purges.last_sequence()), (10_000, 10_000));
     }
 
     #[test]
-    fn what_copies_of_any_age_say_adds_up() {
-        let record = |n, sequence| PurgeRecord { namespace: NamespaceId(n), sequence, life: sequence };
-        let mut purges = Purges::default();
-        [[record(1, 5), record(2, 9)], [record(1, 7), record(3, 1)], [record(1, 6), record(2, 8)]]
-            .iter()
-            .for_each(|page| purges.found(page));
-        assert_eq!(purges.records.into_values().collect::<Vec<_>>(), [record(1, 7), record(2, 9), record(3, 1)]);
+    fn what_copies_of_any_age_say_adds_up_and_is_cut_to_what_a_list_holds() {
+        let page = |records: &[PurgeRecord]| Some(PurgeRecord::encode(&GEOMETRY, records));
+        let mut copies = blank();
+        (copies[0][0], copies[0][9]) = (page(&[record(1, 5), record(2, 9)]), page(&[record(1, 6), record(2, 8)]));
+        copies[1][0] = page(&[record(1, 7), record(3, 1)]);
+        let purges = Purges::read(&copies, &GEOMETRY);
+        assert_eq!(records(&purges), [record(1, 7), record(2, 9), record(3, 1)]);
+        assert_eq!(purges.to_write(0).pages, 0..PURGES_PAGES);
+        assert_eq!(purges.found, Found { damaged_pages: [14, 15], lost_pages: 14 });
+
+        let full = |first: u128| (first..first + MOST_RECORDS as u128).map(|n| record(n, n as u64)).collect::<Vec<_>>();
+        for (copy, first) in copies.iter_mut().zip([1500, 0]) {
+            *copy = full(first).chunks(PURGES_PER_PAGE).map(page).collect();
+        }
+        let mut purges = Purges::read(&copies, &GEOMETRY);
+        assert_eq!((records(&purges), purges.due), (full(1500), Some(0)));
+        assert_eq!(purges.found, Found::default());
+        written(&mut purges, &mut copies);
+        let found = Purges::read(&copies, &GEOMETRY);
+        assert_eq!((records(&found), found.due), (full(1500), None));
+    }
+
+    #[test]
+    fn what_one_copy_alone_has_stays_in_its_page_when_the_list_is_written_again() {
+        let mut copies = blank();
+        let mut purges = Purges::read(&copies, &GEOMETRY);
+        purges.add((0..300).map(NamespaceId), 4, 4, 0);
+        purges.add((100..110).map(|n| NamespaceId(n * (n << 60))), 5, 5, 0);
+        written(&mut purges, &mut copies);
+        let whole = copies.clone();
+        (copies[0][1], copies[1][0]) = (None, None);
+        let mut purges = Purges::read(&copies, &GEOMETRY);
+        written(&mut purges, &mut copies);
+        assert!(copies == whole, "each page is as it was, so no half of it is lost");
+    }
+
+    #[test]
+    fn a_purge_writes_the_page_that_it_changes() {
+        let mut copies = blank();
+        let mut purges = Purges::read(&copies, &GEOMETRY);
+        assert!(purges.is_idle());
+        let mut add = |purges: &mut Purges, ids: Range<u128>, sequence, oldest_life| {
+            purges.add(ids.map(NamespaceId), sequence, sequence, oldest_life);
+            let pages = written(purges, &mut copies);
+            let found = Purges::read(&copies, &GEOMETRY);
+            assert_eq!((records(&found), found.due, found.found), (records(purges), None, Found::default()));
+            assert_eq!((found.changed.len(), purges.noted()), (0, Some(true)));
+            *purges = found;
+            pages
+        };
+        assert_eq!(add(&mut purges, 0..1, 1, 0), 0..PURGES_PAGES, "the first time all are");
+        assert_eq!(add(&mut purges, 1..2, 2, 0), 0..1);
+        assert_eq!(add(&mut purges, 1..2, 2, 0), 0..0, "it is noted");
+        assert_eq!(add(&mut purges, 1..2, 3, 0), 0..1);
+        assert_eq!(add(&mut purges, 2..300, 4, 0), 0..3);
+        assert_eq!(add(&mut purges, 298..299, 5, 0), 2..3);
+        assert_eq!(add(&mut purges, 300..2000, 6, 0), 2..PURGES_PAGES);
+        assert_eq!(add(&mut purges, 5000..5001, 7, 0), 0..1, "in the place of the earliest");
+        assert_eq!(add(&mut purges, 2..3, 8, 7), 0..PURGES_PAGES);
+        assert_eq!(purges.records.len(), 2);
+    }
+
+    #[test]
+    fn a_page_of_zeros_beside_others_is_damaged() {
+        let mut copies = blank();
+        let mut purges = Purges::read(&copies, &GEOMETRY);
+        purges.add((0..300).map(NamespaceId), 4, 4, 0);
+        written(&mut purges, &mut copies);
+        let with = |change: &dyn Fn(&mut Copies)| {
+            let mut copies = copies.clone();
+            change(&mut copies);
+            let purges = Purges::read(&copies, &GEOMETRY);
+            (purges.records.len(), purges.due, purges.found.damaged_pages, purges.found.lost_pages)
+        };
+        let zero = Some([0; 4096]);
+        assert_eq!(with(&|_| {}), (300, None, [0, 0], 0));
+        assert_eq!(with(&|copies| copies[0] = blank()[0].clone()), (300, Some(0), [16, 0], 0));
+        assert_eq!(with(&|copies| copies[1][12] = zero), (300, Some(0), [0, 1], 0));
+        assert_eq!(with(&|copies| copies.iter_mut().for_each(|copy| copy[1] = zero)), (175, Some(0), [1, 1], 1));
+        assert_eq!(with(&|copies| (copies[0][1], copies[1][1]) = (zero, None)), (175, Some(0), [1, 1], 1));
+        let garbage = |copies: &mut Copies| copies.iter_mut().for_each(|copy| copy.fill(Some([255; 4096])));
+        assert_eq!(with(&garbage), (0, Some(0), [16, 16], 16));
     }
 }

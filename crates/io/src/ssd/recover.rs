@@ -333,38 +333,29 @@ impl Opening {
         Ok(contents)
     }
 
-    /// What was purged, as far as one of two copies says it.
     fn purges(&mut self, geometry: &Geometry) -> Result<Purges> {
-        let (mut purges, span) = (Purges::default(), Staging::purges(PURGES_PAGES));
-        // Of each page, the copies that can be read or were never written, and those that are damaged.
-        let mut copies = [(0, 0); PURGES_PAGES as usize];
-        for at in PURGES_AT {
-            let mut bytes = vec![0; span.len as usize];
-            let is_read = self.read(&[Work::Read { at, span, checksum: None }])?[0].is_ok();
-            self.memory.read(span, &mut bytes);
-            let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
-            for (page, (whole, damaged)) in pages.iter().zip(&mut copies) {
-                match PurgeRecord::decode(page, geometry).filter(|_| is_read) {
-                    Some(records) => {
-                        *whole += 1;
-                        purges.found(&records);
-                    }
-                    None if is_read && page.iter().all(|byte| *byte == 0) => *whole += 1,
-                    None => *damaged += 1,
-                }
-            }
-        }
-        purges.cut();
-        if copies.iter().any(|(_, damaged)| *damaged > 0) {
-            purges.renew();
-        }
-        if copies.iter().any(|(whole, damaged)| *whole == 0 && *damaged > 0) {
-            self.are_purges_missing = true;
+        let [first, second] = PURGES_AT;
+        let copies = [self.copy_of_purges(first)?, self.copy_of_purges(second)?];
+        let purges = Purges::read(&copies, geometry);
+        self.are_purges_missing = purges.found.lost_pages > 0;
+        if self.are_purges_missing {
             let id = format!("{:032x}", geometry.id);
             let hint = "purge again what was purged lately: if the disk's log is damaged too, its blocks may be back";
             tracing::warn!(id, hint, "a disk's list of purges cannot be read");
         }
         Ok(purges)
+    }
+
+    /// Page by page, where it cannot be read in one piece.
+    fn copy_of_purges(&mut self, at: u64) -> Result<Vec<Option<Page>>> {
+        let span = Staging::purges(PURGES_PAGES);
+        if self.read(&[Work::Read { at, span, checksum: None }])?[0].is_err() {
+            let at: Vec<u64> = (0..PURGES_PAGES).map(|page| at + u64::from(page) * PAGE).collect();
+            return self.pages(&at);
+        }
+        let mut bytes = vec![0; span.len as usize];
+        self.memory.read(span, &mut bytes);
+        Ok(bytes.as_chunks::<PAGE_BYTES>().0.iter().copied().map(Some).collect())
     }
 
     /// `last_sequence`: of the log. What the disk stores next has no lower number than any purge in the list. A purge

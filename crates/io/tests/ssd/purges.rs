@@ -235,6 +235,34 @@ fn a_damaged_copy_of_the_list_is_made_good_from_the_other() {
     assert!(reopened(image).holds().is_empty(), "the log alone says it too");
 }
 
+/// The warning goes with the damage.
+#[test]
+fn a_list_that_was_lost_is_whole_again_after_one_start_and_a_disk_that_never_had_one_stays_as_it_is() {
+    let list = |image: &[u8], at: usize| image[at..at + LIST_BYTES].to_vec();
+    let listed = |image: &[u8]| LISTS_AT.map(|at| list(image, at).chunks(PAGE).filter(|page| page[12] > 0).count());
+    let zero = |image: &mut [u8], at: usize| image[at..at + LIST_BYTES].fill(0);
+    let settled = |image: Vec<u8>| {
+        let mut bed = reopened(image);
+        bed.settle();
+        bed.disk.image()
+    };
+    let image = purged_image();
+    for at in LISTS_AT {
+        let mut image = image.clone();
+        zero(&mut image, at);
+        let image = settled(image);
+        assert_eq!(listed(&image), [1, 1], "a copy of zeros beside a whole one is damaged");
+    }
+    let mut garbage = image.clone();
+    LISTS_AT.iter().for_each(|at| garbage[*at..at + LIST_BYTES].fill(0xff));
+    let garbage = settled(garbage);
+    let pages = LISTS_AT.map(|at| list(&garbage, at).chunks(PAGE).filter(|page| page.starts_with(b"FBPURGES")).count());
+    assert_eq!((pages, listed(&garbage)), ([16, 16], [0, 0]), "all pages are whole, and empty");
+    let used = used_image();
+    let used = settled(used);
+    assert!(LISTS_AT.iter().all(|at| list(&used, *at).iter().all(|byte| *byte == 0)), "nothing was purged");
+}
+
 /// As a daemon leaves them that is killed between the copies of a full list, again and again.
 #[test]
 fn full_copies_that_differ_are_cut_to_what_a_list_holds() {
@@ -330,6 +358,20 @@ fn the_list_forgets_purges_older_than_all_that_is_on_the_disk() {
     bed.settle();
     assert!(note(&mut bed, [300]));
     assert_eq!(listed(&bed), [1, 1]);
+}
+
+/// Anybody who may purge can name many.
+#[test]
+fn a_purge_of_what_the_disk_does_not_know_writes_a_page_of_each_copy_and_nothing_when_it_is_noted() {
+    let mut bed = reopened(used_image());
+    let written_bytes = |bed: &Bed| bed.ssd.report()[0].counters.written_bytes;
+    assert!(note(&mut bed, 1000..2900));
+    bed.settle();
+    let before = written_bytes(&bed);
+    (5000..5200).for_each(|namespace| assert!(note(&mut bed, [namespace])));
+    assert_eq!(written_bytes(&bed) - before, 200 * 2 * PAGE as u64);
+    (5000..5200).for_each(|namespace| assert!(note(&mut bed, [namespace])));
+    assert_eq!(written_bytes(&bed) - before, 200 * 2 * PAGE as u64);
 }
 
 #[test]
