@@ -375,6 +375,37 @@ fn a_purge_that_waits_for_a_disk_goes_on_after_the_daemon_was_killed() {
     rig.ends_in_time();
 }
 
+/// Two daemons each have a disk. One's disk is away during a purge; then an empty file is in its place, or the other's
+/// disk.
+#[test]
+fn a_purge_that_waited_for_a_disk_says_with_which_disk_it_ends() {
+    for is_new in [true, false] {
+        let (place, other_place, home) = (Place::new(), Place::new(), home());
+        let [volume, away, coming] = ["volume", "away", "coming"].map(|name| home.path().join(name));
+        [&volume, &coming].into_iter().for_each(|directory| fs::create_dir(directory).expect("ours"));
+        let (disk, other) = (volume.join("disk"), coming.join("disk"));
+        match is_new {
+            true => drop(File::create(&other).expect("ours")),
+            false => Rig::serving(&other_place, &[&other], &[]).dies(),
+        }
+        let rig = Rig::serving(&place, &[&disk], &[]);
+        rig.store(0..50);
+        rig.dies();
+        fs::rename(&volume, &away).expect("ours");
+        let rig = Rig::in_state("sick", &place, &[&disk], &["--tier.ssd.create", "false"]);
+        let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
+        call!(rig.client, purge, request).expect_err("a disk is missing");
+        fs::rename(&coming, &volume).expect("ours");
+        rig.is_taken(0);
+        rig.waits_for_purges();
+        let says = format!("purges have waited for a disk, and end with the one that came disk=\"{}\"", disk.display());
+        rig.daemon.says(&says, 1);
+        let log = rig.daemon.log();
+        assert_eq!((log.contains("it is a new disk"), log.contains("has another id")), (is_new, !is_new), "{log}");
+        rig.ends_in_time();
+    }
+}
+
 /// As an operator does who changes its size.
 #[test]
 fn a_purge_that_waits_for_a_disk_goes_on_in_a_pool_that_replaces_the_first() {

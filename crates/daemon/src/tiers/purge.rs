@@ -49,6 +49,10 @@ pub(super) struct Purges {
     pub removing: usize,
     /// Parts of the tier that were missing when the blocks were looked for; none before it was open.
     missing_parts: Option<usize>,
+    /// Names of disks that were missing while a purge was under way.
+    awaited: BTreeSet<String>,
+    /// So many were missing when these were looked for.
+    looked_at: Option<usize>,
     /// Of blocks that the tier had from the start.
     found: BTreeSet<NamespaceId>,
     /// Blocks that were removed since the tier was opened.
@@ -222,6 +226,30 @@ impl Purges {
         }
     }
 
+    /// A purge that has waited for a disk ends with the disk that comes. Nobody knows whether it is the one that was
+    /// missing.
+    fn look_at_disks(&mut self, tier: &dyn Driven) {
+        let missing = tier.missing_parts();
+        if self.looked_at == Some(missing) {
+            return;
+        }
+        self.looked_at = Some(missing);
+        for disk in tier.disks() {
+            if disk.missing.is_some() {
+                self.awaited.insert(disk.name);
+            } else if self.awaited.remove(&disk.name) {
+                let hint = match disk.recovery.was_made {
+                    true => {
+                        "it is a new disk: if the old one returns, purge again, since that one has the blocks still"
+                    }
+                    false => "if the disk that was missing has another id, purge again when it returns",
+                };
+                let (disk, id) = (disk.name, format!("{:032x}", disk.geometry.id));
+                tracing::warn!(disk, id, hint, "purges have waited for a disk, and end with the one that came");
+            }
+        }
+    }
+
     /// What was purged while the tier or a part of it was missing is looked for when it is there.
     fn start_anew(&mut self) {
         self.walk = None;
@@ -314,8 +342,14 @@ impl Driver {
     /// as long as there are operations under way and places in a piece of the tier's blocks, however many blocks there
     /// are.
     pub(super) fn step_purges(&mut self) {
+        if self.purges.namespaces.is_empty() {
+            return;
+        }
+        if let Some(tier) = &self.tier {
+            self.purges.look_at_disks(&**tier.tier());
+        }
         // A sick tier would only fail them, again and again.
-        if self.purges.namespaces.is_empty() || !self.was_healthy {
+        if !self.was_healthy {
             return;
         }
         let under_way = self.under_way.values().filter_map(|under| match under {
