@@ -25,7 +25,8 @@ use rustix::io::Errno;
 
 use super::config::DiskConfig;
 use super::layout::{
-    FIRST_SEGMENT_AT, Geometry, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, PAGE, PAGE_BYTES, SegmentHeader, not_ours,
+    FIRST_SEGMENT_AT, Geometry, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, PAGE, PAGE_BYTES, PurgeRecord, SegmentHeader,
+    not_ours,
 };
 use super::mounts;
 use super::staging::HEADS;
@@ -203,9 +204,11 @@ pub(super) fn check_content(file: &File, bytes: u64) -> Result<Content> {
     let mut head = vec![0; bytes.min(FIRST_SEGMENT_AT) as usize];
     file.read_exact_at(&mut head, 0).map_err(cannot)?;
     // A damaged superblock is made again from the segments, and one that was never written leaves segments too. Behind
-    // it there are zeros up to the first segment: anything else is of others, who have taken the disk since.
-    let is_blank = is_zero(&head[head.len().min(PAGE_BYTES)..]);
-    if is_blank && has_segment(file, bytes) {
+    // it there are zeros up to the first segment, and pages of the list of purges: anything else is of others, who have
+    // taken the disk since.
+    let pages = (0..).step_by(PAGE_BYTES).zip(head.chunks(PAGE_BYTES)).skip(1);
+    let has_others = pages.into_iter().any(|(at, page)| !is_zero(page) && !PurgeRecord::is_at(at, page));
+    if !has_others && has_segment(file, bytes) {
         return Ok(Content::Ours);
     }
     let is_empty = is_zero(&head) && is_empty_behind(file, bytes).map_err(cannot)?;

@@ -453,6 +453,12 @@ impl PurgeRecord {
         sealed(page, SEAL_AT)
     }
 
+    /// Whether a page of the list is there, of whatever disk, damaged or not.
+    pub fn is_at(at: u64, page: &[u8]) -> bool {
+        let is_list = |start: &u64| (*start..*start + u64::from(PURGES_PAGES) * PAGE).contains(&at);
+        page.starts_with(&PURGES_MAGIC) && PURGES_AT.iter().any(is_list)
+    }
+
     /// None unless it is a page of this disk's list.
     pub fn decode(page: &Page, geometry: &Geometry) -> Option<Vec<PurgeRecord>> {
         check(page, PURGES_MAGIC, SEAL_AT)?;

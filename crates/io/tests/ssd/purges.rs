@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use forebay_core::NamespaceId;
 use forebay_core::tier::Outcome;
-use forebay_io::ssd::SegmentState;
+use forebay_io::ssd::{DiskClaim, SegmentState};
 use forebay_io::uring::{EngineChoice, Fault, FaultKind, Region, SimulatedDisk};
 use rustix::io::Errno;
 
@@ -372,6 +372,31 @@ fn a_purge_of_what_the_disk_does_not_know_writes_a_page_of_each_copy_and_nothing
     assert_eq!(written_bytes(&bed) - before, 200 * 2 * PAGE as u64);
     (5000..5200).for_each(|namespace| assert!(note(&mut bed, [namespace])));
     assert_eq!(written_bytes(&bed) - before, 200 * 2 * PAGE as u64);
+}
+
+#[test]
+fn a_disk_with_a_list_and_a_damaged_superblock_is_rebuilt() {
+    let home = home();
+    let path = home.path().join("disk");
+    let config = file_config(&path, 9 * MIB);
+    let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+    let mut bed = Bed::on_file(open_when_free(&config, &pool), &pool);
+    bed.store_all((0..4).map(|number| (number, 9000)));
+    assert!(note(&mut bed, [8]));
+    bed.settle();
+    drop(bed);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[0; 64], 0).unwrap();
+    let mut bed = Bed::on_file(open_when_free(&config, &pool), &pool);
+    assert!(bed.ssd.report()[0].recovery.was_rebuilt);
+    assert!((0..4).all(|number| matches!(bed.look(number, 9000), Outcome::Loaded { .. })));
+    bed.settle();
+    drop(bed);
+    // What is neither of a list nor zeros is of others.
+    file.write_all_at(&[0; 64], 0).unwrap();
+    file.write_all_at(b"somebody", (LISTS_AT[0] + PAGE) as u64).unwrap();
+    let refused = DiskClaim::new(&config.disks[0]).map(|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("holds other data"), "{refused}");
 }
 
 #[test]
