@@ -587,6 +587,13 @@ fn a_copy_of_a_disk_is_not_used_beside_it() {
     let troubles = [rig.trouble(0), rig.trouble(1)];
     assert_eq!(troubles.iter().filter(|trouble| trouble.contains("it is a copy of")).count(), 1, "{troubles:?}");
     rig.store(0..100);
+    // Only a file that was emptied is a disk of its own.
+    assert!(rig.daemon.log().contains("(delete a file and `touch` it, zero a device with `blkdiscard -z`)"));
+    let unused = [&first, &copy][usize::from(troubles[0].is_empty())];
+    rig.dies();
+    fs::remove_file(unused).and_then(|()| File::create(unused)).expect("ours");
+    let rig = Rig::serving(&place, &[&first, &copy], &[]);
+    assert_eq!([rig.trouble(0), rig.trouble(1)], ["", ""]);
     rig.ends_in_time();
 }
 

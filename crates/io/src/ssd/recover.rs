@@ -677,5 +677,5 @@ fn holds_nothing() -> Error {
 
 fn disagreeing() -> Error {
     Error::new(ErrorKind::Corrupt, "a disk's superblock is damaged, and its segments disagree on its geometry")
-        .hint("delete the file (or zero the device's first MiB) to start empty")
+        .hint("delete the file (zero a device with `blkdiscard -z`) to start empty")
 }

@@ -418,8 +418,8 @@ impl Ssd {
         if let Some(twin) = self.parts.iter().find(is_twin) {
             // What one of them writes, the other would overwrite.
             let why = format!("it is a copy of `{}`, or another path to it", twin.name);
-            let hint = "name a disk once, under one path; if it is a copy on a disk of its own, make the copy blank \
-                        (`dd if=/dev/zero of=COPY bs=1M count=1`); then restart the daemon";
+            let hint = "name a disk once, under one path; if it is a copy on a disk of its own, empty it (delete a \
+                        file and `touch` it, zero a device with `blkdiscard -z`); then restart the daemon";
             let part = &mut self.parts[place];
             tracing::error!(disk = part.name, error = why, hint, "a disk is not used");
             (part.is_earlier_io_done, part.state) = (true, State::Missing(why));

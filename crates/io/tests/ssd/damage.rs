@@ -84,6 +84,7 @@ fn a_shape_is_never_guessed() {
     }
     let error = Bed::open(&disk, &small_config(), None).err().expect("one witness is not enough");
     assert!(error.kind() == ErrorKind::Corrupt && error.hint_text().unwrap().contains("delete the file"), "{error}");
+    assert!(error.hint_text().unwrap().contains("`blkdiscard -z`"), "the rest of a device has blocks: {error:?}");
     // Another version's superblock is somebody else's to read.
     let disk = SimulatedDisk::from_image(image);
     disk.alter(0, |bytes| bytes[8] = 2);
