@@ -407,6 +407,60 @@ fn a_purged_namespace_stays_gone_when_a_bit_of_its_removals_has_flipped() {
 }
 
 #[test]
+fn an_audit_of_a_disk_shows_its_list_of_purges_and_fails_where_something_is_damaged() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let [doomed, kept] = ["t", "u"].map(|tenant| client.namespace(tenant, vec![group()]).unwrap());
+    store(&client, &worker, doomed, 0..50);
+    store(&client, &worker, kept, 0..50);
+    let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
+    call!(client, purge, request).expect("a purge");
+    drop((client, worker));
+    daemon.kill();
+    let path = disk.path.to_str().unwrap();
+    let audited = || run(&["inspect", "ssd", "--audit", path]);
+    let whole = fs::read(&disk.path).expect("the disk");
+    let flipped = |places: &[usize]| {
+        let mut bytes = whole.clone();
+        places.iter().for_each(|place| bytes[*place] ^= 1);
+        fs::write(&disk.path, bytes).expect("the disk is damaged");
+    };
+    let answer = audited();
+    let says = "1 namespace in the list; damaged pages: 0 in the first copy, 0 in the second";
+    assert!(answer.code == 0 && answer.out.contains(says), "{answer:?}");
+
+    let lists = [64 << 10, 576 << 10];
+    flipped(&[lists[1] + 100]);
+    let answer = audited();
+    let says = "1 namespace in the list; damaged pages: 0 in the first copy, 1 in the second";
+    assert!(answer.code == 1 && answer.out.contains(says), "{answer:?}");
+    assert!(answer.err.contains("a copy of a disk's list of purges is damaged"), "{answer:?}");
+    let json = run(&["inspect", "ssd", "--json", path]);
+    assert_eq!((json.code, &json.json()["disks"][0]["damaged_purge_pages"]), (0, &serde_json::json!([0, 1])));
+    flipped(&lists.map(|at| at + 100));
+    let answer = audited();
+    assert!(answer.code == 1 && answer.err.contains("damaged in both copies"), "{answer:?}");
+    assert!(answer.err.contains("hint: purge again"), "{answer:?}");
+
+    let is_payload = |page: &[u8]| !page.starts_with(b"FB") && page.iter().any(|byte| *byte != 0);
+    let pages = whole.chunks_exact(4096).enumerate().filter(|(_, page)| is_payload(page));
+    flipped(&pages.map(|(page, _)| page * 4096).collect::<Vec<_>>());
+    let answer = audited();
+    assert!(answer.code == 1 && answer.err.contains("blocks of a disk are damaged"), "{answer:?}");
+
+    flipped(&[lists[1] + 100]);
+    let (daemon, client, worker) = serving(&place, &disk.path, &[]);
+    drop((client, worker));
+    daemon.terminate();
+    assert!(daemon.finish().0);
+    let answer = audited();
+    assert!(
+        answer.code == 0 && answer.out.contains("damaged pages: 0 in the first copy, 0 in the second"),
+        "{answer:?}"
+    );
+}
+
+#[test]
 fn a_disk_that_is_cut_short_under_load_costs_misses_and_nothing_else() {
     let (place, disk) = (Place::new(), DiskFile::new());
     let (mut daemon, client, worker) = serving(&place, &disk.path, &[]);

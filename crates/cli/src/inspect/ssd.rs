@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use forebay_core::{Error, ErrorKind};
 use forebay_io::ssd::{Audit, DiskReport, Inspection, SegmentReport, SegmentState};
 use serde_json::{Value, json};
 
@@ -11,18 +12,37 @@ use crate::failure::Failure;
 use crate::output::{Table, counted, print, print_json, size, was};
 
 pub fn run(arguments: &InspectSsd) -> Result<(), Failure> {
-    let mut all = Vec::new();
+    let (mut all, mut failure) = (Vec::new(), None);
     for path in &arguments.paths {
         let look = look(path, arguments.audit)?;
         if !arguments.json {
             print(&to_text(&look, arguments.segments));
         }
         all.push(to_json(&look));
+        failure = failure.or_else(|| damage(&look));
     }
     if arguments.json {
         print_json(&json!({"disks": all}));
     }
-    Ok(())
+    failure.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// What an audit has found wrong.
+fn damage(Look { report, audit, .. }: &Look) -> Option<Error> {
+    let (blocks, recovery) = (audit.as_ref()?.damaged_blocks, report.recovery);
+    let (what, hint) = match recovery.damaged_purge_pages.iter().sum() {
+        _ if blocks > 0 => ("blocks of a disk are damaged", "look for errors of this disk in the kernel's log"),
+        0u32 => return None,
+        _ if recovery.lost_purge_pages > 0 => (
+            "a disk's list of purges is damaged in both copies",
+            "purge again what was purged lately: if the disk's log is damaged too, its blocks may be back",
+        ),
+        _ => (
+            "a copy of a disk's list of purges is damaged",
+            "start the daemon: it writes the list again, from the other copy",
+        ),
+    };
+    Some(Error::new(ErrorKind::Corrupt, what).with("disk", &report.name).hint(hint))
 }
 
 struct Look {
@@ -66,6 +86,11 @@ fn to_text(look: &Look, wants_segments: bool) -> String {
                 counted(u64::from(recovery.segments_lost), "segment")
             ),
         ),
+        ("purges", {
+            let [first, second] = recovery.damaged_purge_pages;
+            let namespaces = counted(recovery.purges, "namespace");
+            format!("{namespaces} in the list; damaged pages: {first} in the first copy, {second} in the second")
+        }),
     ];
     rows.into_iter().for_each(|(name, value)| table.row([name.to_string(), value]));
     if let Some(audit) = audit {
@@ -139,6 +164,9 @@ fn to_json(Look { report, segments, audit }: &Look) -> Value {
         "lifetime_amplification": report.lifetime_amplification(),
         "blocks_not_whole": report.recovery.blocks_not_whole,
         "segments_lost": report.recovery.segments_lost,
+        "purges": report.recovery.purges,
+        "damaged_purge_pages": report.recovery.damaged_purge_pages,
+        "lost_purge_pages": report.recovery.lost_purge_pages,
         "recovery_us": report.recovery.took_us,
         "segments": segments.iter().map(segment).collect::<Vec<_>>(),
         "audit": audit.as_ref().map(|audit| json!({

@@ -114,6 +114,10 @@ impl Purges {
         self.records.values().map(|noted| noted.record.sequence).max().unwrap_or(0)
     }
 
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
     /// Whether the block was purged.
     pub fn cover(&self, record: &Record) -> bool {
         let is_earlier = |noted: &Noted| record.sequence < noted.record.sequence;
@@ -232,13 +236,13 @@ mod tests {
         let mut purges = Purges::default();
         let most = MOST_RECORDS as u128;
         (0..most + 50).for_each(|n| purges.add([NamespaceId(n)].into_iter(), n as u64, 10, 0));
-        assert_eq!(purges.records.len(), MOST_RECORDS);
+        assert_eq!(purges.len(), MOST_RECORDS);
         assert!(purges.records.keys().all(|namespace| namespace.0 >= 50));
         purges.add((0..100).map(NamespaceId), 9_000, 12, 0);
-        assert_eq!(purges.records.len(), MOST_RECORDS);
+        assert_eq!(purges.len(), MOST_RECORDS);
         assert!((0..100).all(|n| purges.records[&NamespaceId(n)].record.sequence == 9_000));
         purges.add([NamespaceId(7)].into_iter(), 10_000, 20, 11);
-        assert_eq!(purges.records.len(), 100, "of the life before the oldest nothing is there");
+        assert_eq!(purges.len(), 100, "of the life before the oldest nothing is there");
         assert_eq!((purges.records[&NamespaceId(7)].record.sequence, purges.last_sequence()), (10_000, 10_000));
     }
 
@@ -302,7 +306,7 @@ mod tests {
         assert_eq!(add(&mut purges, 300..2000, 6, 0), 2..PURGES_PAGES);
         assert_eq!(add(&mut purges, 5000..5001, 7, 0), 0..1, "in the place of the earliest");
         assert_eq!(add(&mut purges, 2..3, 8, 7), 0..PURGES_PAGES);
-        assert_eq!(purges.records.len(), 2);
+        assert_eq!(purges.len(), 2);
     }
 
     #[test]
@@ -315,7 +319,7 @@ mod tests {
             let mut copies = copies.clone();
             change(&mut copies);
             let purges = Purges::read(&copies, &GEOMETRY);
-            (purges.records.len(), purges.due, purges.found.damaged_pages, purges.found.lost_pages)
+            (purges.len(), purges.due, purges.found.damaged_pages, purges.found.lost_pages)
         };
         let zero = Some([0; 4096]);
         assert_eq!(with(&|_| {}), (300, None, [0, 0], 0));

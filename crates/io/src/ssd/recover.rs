@@ -337,6 +337,9 @@ impl Opening {
         let [first, second] = PURGES_AT;
         let copies = [self.copy_of_purges(first)?, self.copy_of_purges(second)?];
         let purges = Purges::read(&copies, geometry);
+        self.recovery.purges = purges.len() as u64;
+        self.recovery.damaged_purge_pages = purges.found.damaged_pages;
+        self.recovery.lost_purge_pages = purges.found.lost_pages;
         self.are_purges_missing = purges.found.lost_pages > 0;
         if self.are_purges_missing {
             let id = format!("{:032x}", geometry.id);

@@ -77,6 +77,12 @@ pub struct Recovery {
     pub blocks_not_whole: u64,
     /// Bytes read for verification.
     pub verified_bytes: u64,
+    /// Namespaces in the list of purges.
+    pub purges: u64,
+    /// Of each copy of the list, the pages that were damaged or could not be read.
+    pub damaged_purge_pages: [u32; 2],
+    /// Pages of the list that were so in both copies.
+    pub lost_purge_pages: u32,
     /// From the start of opening to a complete index.
     pub took_us: u64,
 }
