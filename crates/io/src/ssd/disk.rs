@@ -21,7 +21,7 @@ use super::index::{Entry, Index};
 use super::io::{Finished, Flight, Io, Lane, RETRY_INTERVAL};
 use super::layout::{Balance, Geometry, PAGE, Record};
 use super::log::{Log, STORE_DEADLINE, Sequences};
-use super::owner::{Owner, Watch, taken_by_another};
+use super::owner::{Owner, Watch};
 use super::purges::Purges;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
@@ -77,6 +77,8 @@ pub(super) struct Disk {
     pub reclaim: Option<Reclaim>,
     pub purges: Purges,
     pub watch: Watch,
+    /// Why it is not used any more, once it is taken.
+    pub why_taken: String,
     pub budget: Budget,
     pub counters: Counters,
     pub now: Duration,
@@ -122,6 +124,7 @@ impl Disk {
             reclaim: None,
             purges: opened.purges,
             watch: Watch::new(opened.owner, Duration::ZERO),
+            why_taken: String::new(),
             budget,
             counters: Counters::default(),
             now: Duration::ZERO,
@@ -312,6 +315,13 @@ impl Disk {
         !is_waiting && self.io.in_flight() == looks && self.completions.is_empty()
     }
 
+    /// Whether the other disk, of the same id, has gone on from what this one has: it was found with later records or
+    /// purges. Never so where this daemon has added some: the other may be this one, found after that.
+    pub fn is_behind(&self, other: &Disk) -> bool {
+        let found = self.log.found().filter(|[_, last_purge]| self.purges.last_sequence() == *last_purge);
+        found.is_some_and(|found| other.log.found().is_some_and(|other| found < other))
+    }
+
     pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
         let count = std::mem::take(&mut self.evicted_before_poll);
         // A block that was stored again meanwhile is not evicted.
@@ -371,7 +381,7 @@ impl Disk {
             geometry: self.geometry,
             health: self.health(),
             health_of_writes: self.health_of_writes(),
-            missing: self.watch.is_taken.then(|| taken_by_another().to_string()),
+            missing: self.watch.is_taken.then(|| self.why_taken.clone()),
             breaker_opened: self.breaker_opened(),
             blocks: self.index.len() as u64,
             index_room_blocks: self.index.capacity() as u64,

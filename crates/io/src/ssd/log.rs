@@ -45,6 +45,8 @@ pub(super) struct Sequences {
     pub end_of_earlier: u64,
     /// The first of this daemon.
     pub next: u64,
+    /// The last of the log and of the list of purges, as these were found.
+    pub found: [u64; 2],
 }
 
 /// See the module documentation.
@@ -205,6 +207,11 @@ impl Log {
     /// own records is of such a namespace: one that failed has an entry until its removal is kept.
     pub fn end_of_records(&self) -> u64 {
         if self.has_kept { self.next_sequence } else { self.sequences.end_of_earlier }
+    }
+
+    /// What opening the disk has found; none once this daemon has begun to write to the log.
+    pub fn found(&self) -> Option<[u64; 2]> {
+        (self.next_sequence == self.sequences.next).then_some(self.sequences.found)
     }
 
     /// The number of the next record.

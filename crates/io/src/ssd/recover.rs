@@ -367,14 +367,15 @@ impl Opening {
     /// So such a build's blocks are not void when the list is read again, however often the disk was opened and purged
     /// meanwhile, and also if the end of the log was lost meanwhile, as long as that end is of one daemon.
     fn sequences(&self, last_sequence: u64, last_purge: u64) -> Sequences {
+        let found = [last_sequence, last_purge];
         if self.is_missing {
             // Unseen records may be later than the last purge.
             let last = last_sequence.max(last_purge);
-            return Sequences { end_of_earlier: last + WIDE_SEQUENCE_GAP / 2, next: last + WIDE_SEQUENCE_GAP };
+            return Sequences { end_of_earlier: last + WIDE_SEQUENCE_GAP / 2, next: last + WIDE_SEQUENCE_GAP, found };
         }
         let gap = if self.are_purges_missing { WIDE_SEQUENCE_GAP } else { SEQUENCE_GAP };
         let next = last_purge.max(last_sequence + gap);
-        Sequences { end_of_earlier: last_sequence + SEQUENCE_GAP / 2, next }
+        Sequences { end_of_earlier: last_sequence + SEQUENCE_GAP / 2, next, found }
     }
 
     /// Reads the header of each segment. Those that were not used, and those whose header is lost, are free.

@@ -28,7 +28,6 @@ use super::disk::Disk;
 use super::inbox::{Inbox, News};
 use super::index::{Entry, Index};
 use super::io::RETRY_INTERVAL;
-use super::owner::taken_by_another;
 use super::placement::{Choice, Disks, Placement};
 use super::recover::{self, Medium, Mode};
 use super::report::{BlockInfo, DiskReport, SegmentReport};
@@ -414,16 +413,23 @@ impl Ssd {
 
     fn add(&mut self, place: usize, OpenedDisk { mut disk }: OpenedDisk) {
         let is_it = |other: &Disk| !other.watch.is_taken && other.geometry.id == disk.geometry.id;
-        let is_twin = |part: &&Part| matches!(&part.state, State::Open(other) if is_it(other));
-        if let Some(twin) = self.parts.iter().find(is_twin) {
-            // What one of them writes, the other would overwrite.
-            let why = format!("it is a copy of `{}`, or another path to it", twin.name);
+        if let Some(twin) = self.parts.iter().position(|part| part.disk().is_some_and(is_it)) {
+            // What one of them writes, the other would overwrite. A copy of a disk has what the disk had then: what was
+            // purged since would be back, whichever answers first.
+            let is_behind = self.parts[twin].disk().is_some_and(|twin| twin.is_behind(&disk));
+            let (used, unused) = if is_behind { (place, twin) } else { (twin, place) };
+            let why = format!("it is a copy of `{}`, or another path to it", self.parts[used].name);
             let hint = "name a disk once, under one path; if it is a copy on a disk of its own, empty it (delete a \
                         file and `touch` it, zero a device with `blkdiscard -z`); then restart the daemon";
-            let part = &mut self.parts[place];
-            tracing::error!(disk = part.name, error = why, hint, "a disk is not used");
-            (part.is_earlier_io_done, part.state) = (true, State::Missing(why));
-            return;
+            tracing::error!(disk = self.parts[unused].name, error = why, hint, "a disk is not used");
+            let part = &mut self.parts[unused];
+            if !is_behind {
+                (part.is_earlier_io_done, part.state) = (true, State::Missing(why));
+                return;
+            }
+            part.disk_mut().into_iter().for_each(|twin| twin.lose(why.clone()));
+            self.found.retain(|(other, _)| *other != twin);
+            self.inbox.waker.wake();
         }
         disk.start_at(self.now);
         disk.io.engine.register(self.populated_bytes);
@@ -440,7 +446,7 @@ impl Ssd {
             if disk.is_gone() {
                 completions.append(&mut disk.completions);
                 self.gone.push_back((std::mem::replace(&mut disk.index, Index::new(0, 1)), 0));
-                let missing = State::Missing(taken_by_another().to_string());
+                let missing = State::Missing(std::mem::take(&mut disk.why_taken));
                 drop_aside(std::mem::replace(&mut part.state, missing));
                 self.inbox.waker.wake();
             }

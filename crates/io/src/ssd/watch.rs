@@ -32,17 +32,17 @@ impl Disk {
             return;
         }
         if self.watch.owner.is_of_another(&page, &self.geometry) {
-            self.lose();
+            let (disk, error) = (self.name(), taken_by_another());
+            tracing::error!(disk, error = error.to_string(), hint = error.hint_text(), "a disk is not used any more");
+            self.lose(error.to_string());
         } else if Geometry::decode_superblock(&page).is_some() {
             self.watch.owner = Owner::Is(Geometry::owner_in(&page));
         }
     }
 
-    /// Ends what has not begun.
-    fn lose(&mut self) {
-        self.watch.is_taken = true;
-        let (disk, error) = (self.name(), taken_by_another());
-        tracing::error!(disk, error = error.to_string(), hint = error.hint_text(), "a disk is not used any more");
+    /// The disk is not used any more: ends what has not begun.
+    pub(super) fn lose(&mut self, why: String) {
+        (self.watch.is_taken, self.why_taken) = (true, why);
         self.fail_waiting(ErrorKind::Unavailable);
         while let Some(op) = self.reads.pop(u64::MAX) {
             self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));

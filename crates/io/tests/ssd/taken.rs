@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Health, Outcome, Tier};
 use forebay_io::ssd::{Ssd, SsdConfig};
-use forebay_io::uring::{Fault, FaultKind, Region};
+use forebay_io::uring::{Fault, FaultKind, Region, SimulatedDisk};
 use rustix::io::Errno;
 
 use crate::bed::*;
@@ -176,6 +176,41 @@ fn a_disk_under_two_paths_of_one_daemon_serves_under_one() {
     let why = bed.ssd.report()[1].trouble().expect("the second path is not used");
     assert!(why.contains("another path"), "{why}");
     assert!((0..40).all(|number| matches!(bed.look(number, 4096), Outcome::Loaded { .. })));
+}
+
+/// Restored from a backup, or left behind when a disk was moved.
+#[test]
+fn of_a_disk_and_an_older_copy_of_it_the_disk_is_used_whichever_answers_first() {
+    let mut bed = Bed::open(&blank(&config(), 8), &config(), None).unwrap();
+    bed.store_all((0..4).map(|number| (number, 4096)));
+    bed.settle();
+    let copy = bed.disk.image();
+    // A purge that writes to the list alone, and stores.
+    assert!(crate::purges::note(&mut bed, [8]));
+    bed.settle();
+    let purged = bed.disk.image();
+    bed.store_all((4..8).map(|number| (number, 4096)));
+    bed.settle();
+    let image = bed.disk.image();
+    for (old, new, blocks) in [(&copy, &purged, 4), (&copy, &image, 8), (&purged, &image, 8), (&image, &image, 8)] {
+        for is_old_first in [true, false] {
+            let images = if is_old_first { [old, new] } else { [new, old] };
+            let disks = images.map(|image| SimulatedDisk::from_image(image.clone()));
+            let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+            let media = disks.iter().map(|disk| medium(disk, None, &pool, 1)).collect();
+            let mut bed = Bed::with(Ssd::on(media, &config()).unwrap(), pool, &disks[0]);
+            (0..TURNS).for_each(|_| bed.turn());
+            let used = usize::from(is_old_first && old != new);
+            let troubles: Vec<_> = bed.ssd.report().iter().map(|report| report.trouble()).collect();
+            assert_eq!((&troubles[used], bed.ssd.missing()), (&None, 1), "{troubles:?}");
+            assert!(troubles[1 - used].as_ref().unwrap().contains("it is a copy of"), "{troubles:?}");
+            assert_eq!(bed.ssd.blocks().count(), blocks);
+            bed.store_all([(100, 4096)]);
+            assert!(matches!(bed.look(100, 4096), Outcome::Loaded { .. }));
+            let unused = disks[1 - used].image();
+            assert!(unused[1 << 20..] == images[1 - used][1 << 20..], "left alone");
+        }
+    }
 }
 
 /// A device over a file. None where this user may not make one.
