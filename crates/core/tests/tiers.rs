@@ -872,11 +872,41 @@ fn what_waited_to_be_written_at_the_end_is_written_after_the_start() {
     rig.core.tier_is_whole(TIER);
     assert!(rig.core.has_backfill());
     let written = written_by_backfill(&mut rig, |found| *found != key(9));
-    assert_eq!(written, [4, 5, 8, 10, 11].map(key), "oldest first, and none with wrong bytes");
+    assert_eq!(written, [11, 10, 8, 5, 4].map(key), "newest first, and none with wrong bytes");
     assert!(!rig.core.has_backfill());
     assert_eq!((rig.core.stats().corrupt[Finder::Restart as usize], rig.core.tier_report(TIER).blocks), (1, 11));
     assert_eq!(rig.core.held(), Default::default());
     rig.audit();
+}
+
+/// Whoever asked went away before the comparisons ended, and asked no more.
+#[test]
+fn what_was_compared_for_a_lookup_and_never_hit_is_written_too() {
+    for is_compared in [false, true] {
+        let (mut rig, ns) = recovered(all(), 0..8);
+        rig.core.set_healthy(TIER, true);
+        assert_eq!(states(&mut rig, ns, &[0, 1, 2]), [STATE_NOT_YET; 3]);
+        let verifies: Vec<_> = rig.effects();
+        let end = |rig: &mut Rig| {
+            for effect in &verifies {
+                if let Effect::Verify { block, generation, finder, .. } = effect {
+                    rig.core.verified(*block, *generation, true, *finder);
+                }
+            }
+        };
+        if is_compared {
+            end(&mut rig);
+        }
+        rig.core.tier_is_whole(TIER);
+        let mut written = written_by_backfill(&mut rig, |_| true);
+        if !is_compared {
+            assert_eq!(written, [7, 6, 5, 4, 3].map(key));
+            end(&mut rig);
+            written.extend(write_all(&mut rig));
+        }
+        assert_eq!(written.len(), 8, "{written:?}");
+        rig.audit();
+    }
 }
 
 #[test]

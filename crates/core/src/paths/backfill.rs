@@ -3,11 +3,12 @@
 //! What waited to be written when the process ended is in the pool and on no tier. Without a hit nothing would queue
 //! it again before it is evicted.
 //!
-//! [`Core::tier_is_whole`] → the recovered blocks, oldest first → those that the tier lacks are compared with their
+//! [`Core::tier_is_whole`] → the recovered blocks, newest first → those that the tier lacks are compared with their
 //! checksums ([`Effect::Verify`](crate::Effect::Verify)) → the tier's queue.
 //!
-//! Invariants: it goes on only while nothing else waits to be written. A few blocks are pinned at a time. Shared tiers
-//! get no backfill: to learn which blocks they lack, each block would have to be asked for.
+//! Invariants: it goes on only while nothing else waits to be written. A few blocks are pinned at a time. It ends where
+//! the tier has all blocks for a while: what is older and lacks was evicted there. Shared tiers get no backfill: to
+//! learn which blocks they lack, each block would have to be asked for.
 
 use crate::core::Core;
 use crate::key::{BlockId, Generation, TierId};
@@ -45,15 +46,19 @@ impl Core {
 
     fn backfill(&mut self, tier: TierId, block: BlockId) {
         let Block { state, generation, tiers, .. } = self.slots[block];
-        // One that was compared since has been a hit, and was queued then.
-        if state != State::Unverified || tiers & tier.bit() != 0 || !self.is_current(block) {
+        if !self.slots.is_indexed(block) || !self.is_current(block) {
             return;
         }
-        if self.is_on(tier, block) {
-            self.queue_write_back(tier, block, None);
-        } else {
-            let bytes = self.slots.slot_bytes(block);
-            self.tiers.backfill_mut(tier).begin_comparing(block, generation, bytes);
+        let is_there = tiers & tier.bit() != 0 || self.is_on(tier, block);
+        self.tiers.backfill_mut(tier).saw(is_there);
+        if is_there || state == State::Ready {
+            _ = self.queue_write_back(tier, block, None);
+            return;
+        }
+        let bytes = self.slots.slot_bytes(block);
+        self.tiers.backfill_mut(tier).begin_comparing(block, generation, bytes);
+        // A lookup may have had it compared, and need not ask again.
+        if state == State::Unverified {
             self.verify(block, Finder::Restart);
         }
     }

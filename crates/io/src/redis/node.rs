@@ -184,7 +184,7 @@ impl Node {
         let (first, second) = (ready.next().unwrap_or(0), ready.next());
         let first_for_changes = second.map_or(first, |_| first + 1);
         for (of_changes, queue, from) in [(false, &mut self.urgent, 0), (true, &mut self.later, first_for_changes)] {
-            let links = &mut self.links[from..];
+            let links = &mut self.links[..];
             let of_class = |connection: &mut Connection| connection.bytes_in_flight()[usize::from(of_changes)];
             let is_meant = |connection: &Connection| of_changes || second.is_none() || !connection.has_changes();
             let mut in_flight: u64 = connections(links).map(of_class).sum();
@@ -194,6 +194,7 @@ impl Node {
                 fits
             };
             loop {
+                // What was begun goes on where it is, whichever connection is the first by now.
                 let begun = connections(links).find_map(|connection| {
                     let bytes = connection.more_bytes(of_changes, settings)?;
                     Some((connection, bytes))
@@ -204,7 +205,7 @@ impl Node {
                     }
                     connection.ask(settings, scratch);
                 } else if let Some(job) = queue.front()
-                    && let Some(connection) = emptiest(links, settings, is_meant)
+                    && let Some(connection) = emptiest(&mut links[from..], settings, is_meant)
                     && takes(InFlight::first_bytes(&job.op, settings))
                 {
                     connection.launch(*job, due, context, scratch);

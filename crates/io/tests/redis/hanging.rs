@@ -76,6 +76,49 @@ fn probes_do_not_wait_for_touches_that_hang() {
     }
 }
 
+/// The first connection ends, and the next one, which carries a part of a block, takes its place.
+#[test]
+fn a_store_goes_on_when_its_connection_becomes_the_first() {
+    let server = Server::start(Kind::Redis);
+    let few = RedisConfig { connections: 3, value_bytes: 4096, pipeline_bytes: 4096, ..config(&server.url()) };
+    let mut bed = Bed::ready(&RedisConfig { operation_timeout: FOREVER, ..few });
+    let mut admin = server.admin();
+    admin.must(&["CLIENT", "PAUSE", "3600000", "WRITE"]);
+    let store = bed.store(1, 1, SLOT_BYTES);
+    bed.submit(&[store]);
+    let with = |list: &str, word: &str| -> Vec<u64> {
+        let id = |line: &str| line.split_once("id=")?.1.split(' ').next()?.parse().ok();
+        list.lines().filter(|line| line.contains(word)).filter_map(id).collect()
+    };
+    let mut list = String::new();
+    until(
+        || {
+            list = admin.must(&["CLIENT", "LIST"]);
+            with(&list, "cmd=set").len() == 1
+        },
+        || "the store is sent".to_string(),
+    );
+    let [storing] = with(&list, "cmd=set")[..] else { panic!("{list}") };
+    // No other connection is let in.
+    admin.must(&["CONFIG", "SET", "maxclients", "1"]);
+    let earlier = with(&list, "id=").into_iter().filter(|id| *id < storing);
+    let ended = earlier.filter(|id| !with(&list, "cmd=client").contains(id)).collect::<Vec<_>>();
+    assert!(!ended.is_empty(), "{list}");
+    ended.iter().for_each(|id| drop(admin.must(&["CLIENT", "KILL", "ID", &id.to_string()])));
+    until(
+        || {
+            bed.turn();
+            bed.redis.report().connections <= 3
+        },
+        || "they are gone".to_string(),
+    );
+    admin.must(&["CLIENT", "UNPAUSE"]);
+    assert_eq!(bed.outcomes_of(&[store]), [Outcome::Stored]);
+    admin.must(&["CONFIG", "SET", "maxclients", "1000"]);
+    bed.await_service();
+    assert_eq!(bed.look(1, SLOT_BYTES), loaded(1, SLOT_BYTES));
+}
+
 #[test]
 fn a_server_that_lets_stores_hang_is_spared_them_and_told_of() {
     let server = Server::start(Kind::Redis);
