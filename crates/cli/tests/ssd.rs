@@ -450,6 +450,12 @@ fn an_audit_of_a_disk_shows_its_list_of_purges_and_fails_where_something_is_dama
 
     flipped(&[lists[1] + 100]);
     let (daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let is_whole = || {
+        let bytes = fs::read(&disk.path).expect("the disk");
+        let [first, second] = lists.map(|at| &bytes[at..at + 4096]);
+        first == second
+    };
+    wait_until("the list is written again", is_whole);
     drop((client, worker));
     daemon.terminate();
     assert!(daemon.finish().0);

@@ -203,8 +203,8 @@ impl Log {
     }
 
     /// All records of namespaces of which nothing is in progress have a lower number. So have those that earlier
-    /// daemons have written and this one has not found, as far as is known. Where this daemon has kept nothing yet, none of its
-    /// own records is of such a namespace: one that failed has an entry until its removal is kept.
+    /// daemons have written and this one has not found, as far as is known. Where this daemon has kept nothing yet,
+    /// none of its own records is of such a namespace: one that failed has an entry until its removal is kept.
     pub fn end_of_records(&self) -> u64 {
         if self.has_kept { self.next_sequence } else { self.sequences.end_of_earlier }
     }
