@@ -289,6 +289,7 @@ impl Getting {
     /// While it waits it counts at `place`; a call that has room need not, as there is room for few.
     async fn settle(&mut self, shared: &Shared, place: Option<&Arc<Place>>, until: usize) -> Result<()> {
         let (mut at, mut pause, mut waiting) = (self.at, FIRST_PAUSE, None);
+        let (mut ends, mut early) = (None, EARLY_LOOKS);
         while at < until {
             let states = self.ask(shared, at)?;
             // Trailing misses have no state.
@@ -306,10 +307,23 @@ impl Getting {
             if waiting.is_none() {
                 waiting = place.map(Place::wait_for_tier).transpose()?;
             }
-            pause = if settled > 0 { FIRST_PAUSE } else { (pause * 2).min(LAST_PAUSE) };
+            let Some(ends) = &mut ends else {
+                // What ended since the last look is seen by the next one.
+                ends = Some(shared.lock().ends.subscribe());
+                continue;
+            };
             let begun = tokio::time::Instant::now();
-            tokio::time::sleep(pause).await;
+            let is_early = early > 0 && tokio::time::timeout(pause, ends.changed()).await.is_ok();
+            if early == 0 {
+                tokio::time::sleep(pause).await;
+            }
+            early = early.saturating_sub(1);
             self.patience.waited += begun.elapsed();
+            pause = match settled {
+                0 if is_early => pause,
+                0 => (pause * 2).min(LAST_PAUSE),
+                _ => FIRST_PAUSE,
+            };
         }
         Ok(())
     }
@@ -501,8 +515,11 @@ pub fn look(
 
 const VERIFY_DEADLINE: Duration = Duration::from_millis(100);
 /// 16 MiB are verified in about a millisecond, and read in some. Pauses grow, so that all calls of a user that may wait
-/// for a slow store leave the deciding thread to others: 64 of them take at most 40 ms of a second.
+/// for a slow store leave the deciding thread to others: 64 of them take at most 60 ms of a second.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// So many looks of a wait come as soon as something has ended, since a probe and a load may take less than a pause. The
+/// ends of others wake it as well, in vain.
+const EARLY_LOOKS: u32 = 8;
 const LAST_PAUSE: Duration = Duration::from_millis(40);
 
 fn no_group(group: u16) -> Error {
