@@ -214,6 +214,13 @@ impl Log {
         (self.next_sequence == self.sequences.next).then_some(self.sequences.found)
     }
 
+    /// Whether another batch may begin. The first one of a daemon is alone until it is on the disk for good. Were it
+    /// lost with a batch behind it that is kept, the next daemon would use the same numbers and the same place, and the
+    /// start after that would find the kept batch behind the new one.
+    pub fn may_add(&self) -> bool {
+        self.has_kept || self.batches.is_empty()
+    }
+
     /// The number of the next record.
     pub fn draw_sequence(&mut self) -> u64 {
         self.next_sequence += 1;

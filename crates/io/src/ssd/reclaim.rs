@@ -89,7 +89,7 @@ impl Disk {
 
     fn carry_on(&mut self) {
         let Some(mut reclaim) = self.reclaim.take() else { return };
-        if reclaim.carry.is_none() && !self.staging.free_heads.is_empty() {
+        if reclaim.carry.is_none() && self.log.may_add() && !self.staging.free_heads.is_empty() {
             reclaim.carry = self.next_carry(&mut reclaim);
         }
         self.reclaim = Some(reclaim);

@@ -95,6 +95,7 @@ impl Disk {
         let half = (self.limits.depth as usize / 2).max(2);
         let next_pages = self.log.front().map_or(0, |op| Item::of(op).record.payload_pages());
         !self.staging.free_heads.is_empty()
+            && self.log.may_add()
             && self.log.outstanding() < half
             && self.log.unsettled_bytes() < 2 * self.limits.flush_bytes
             && !self.keeps_enough(0, next_pages)

@@ -206,7 +206,7 @@ fn power_lost_at_any_io_costs_nothing_that_was_acknowledged() {
             }
             nth += 1;
         }
-        assert!(nth > 200, "only {nth} I/Os in a run");
+        assert!(nth > 150, "only {nth} I/Os in a run");
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 
 use forebay_core::NamespaceId;
-use forebay_core::tier::Outcome;
+use forebay_core::tier::{Outcome, Tier};
 use forebay_io::ssd::{DiskClaim, SegmentState};
 use forebay_io::uring::{EngineChoice, Fault, FaultKind, Region, SimulatedDisk};
 use rustix::io::Errno;
@@ -205,6 +205,34 @@ fn what_was_out_of_reach_behind_a_damaged_head_is_purged_as_well() {
             image_now[at + 300] ^= 1;
         }
         is_purged_and_goes_on(image_now, &format!("{out_of_reach} blocks were out of reach behind {at:#x}"));
+    }
+}
+
+/// Batches of a daemon of which the power loss keeps a later one and loses the first. The next daemon goes on in the
+/// place of the first, with a batch of as many pages.
+#[test]
+fn what_lies_behind_a_batch_that_a_power_loss_took_is_purged_as_well() {
+    let mut bed = Bed::open(&blank(&small_config(), 8), &small_config(), None).unwrap();
+    bed.store_all([(0, 9000)]);
+    assert!(remove_all(&mut bed));
+    bed.settle();
+    let image = bed.disk.image();
+    for seed in 0..400 {
+        let disk = SimulatedDisk::from_image(image.clone());
+        let mut bed = Bed::open(&disk, &small_config(), Some(seed)).unwrap();
+        disk.arm(&[Fault::once(1 + seed % 12, FaultKind::PowerLoss)]);
+        for number in 10..14 {
+            let op = bed.store(number, number, 9000);
+            bed.ssd.submit(&[op]);
+            bed.ssd.poll(&mut Vec::new());
+        }
+        (0..20).for_each(|_| bed.ssd.poll(&mut Vec::new()));
+        let mut bed = Bed::open(&disk.after_power_loss(seed), &small_config(), None).unwrap();
+        assert!(remove_all(&mut bed) && note(&mut bed, [7]));
+        bed.store_all([(1, 9000)]);
+        bed.settle();
+        let bed = reopened(bed.disk.image());
+        assert_eq!(bed.holds_numbers().keys().copied().collect::<Vec<_>>(), [1], "seed {seed}");
     }
 }
 
