@@ -517,8 +517,8 @@ const VERIFY_DEADLINE: Duration = Duration::from_millis(100);
 /// 16 MiB are verified in about a millisecond, and read in some. Pauses grow, so that all calls of a user that may wait
 /// for a slow store leave the deciding thread to others: 64 of them take at most 60 ms of a second.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
-/// So many looks of a wait come as soon as something has ended, since a probe and a load may take less than a pause. The
-/// ends of others wake it as well, in vain.
+/// So many looks of a wait come as soon as something has ended, since a probe and a load may take less than a pause.
+/// The ends of others wake it as well, in vain.
 const EARLY_LOOKS: u32 = 8;
 const LAST_PAUSE: Duration = Duration::from_millis(40);
 
