@@ -87,7 +87,8 @@ pub struct RedisConfig {
     pub pipeline_bytes: u64,
     /// Loads that may wait or be in flight; more are refused.
     pub queued_loads: usize,
-    /// Stores and removals that may wait or be in flight; more are refused. Each store pins a slot of the pool.
+    /// Stores and removals, and touches where values end by time, that may wait or be in flight; more are refused.
+    /// Each store pins a slot of the pool.
     pub queued_stores: usize,
     /// Lookups that may wait or be in flight; more are refused.
     pub queued_finds: usize,

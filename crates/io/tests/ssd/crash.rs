@@ -164,7 +164,7 @@ fn loses_power_at(image: &SimulatedDisk, nth: u64, seed: u64) -> bool {
     let mut bed = opened(&disk, seed);
     let mut model = Model::of(&bed);
     disk.arm(&[Fault::once(nth, FaultKind::PowerLoss)]);
-    run(&mut bed, &mut model, &mut Dice(seed), 160);
+    run(&mut bed, &mut model, &mut Dice(seed), 200);
     let was_lost = disk.is_off();
     for fate in 0..2 {
         let mut model = Model { allowed: model.allowed.clone(), ..Model::default() };
@@ -206,7 +206,7 @@ fn power_lost_at_any_io_costs_nothing_that_was_acknowledged() {
             }
             nth += 1;
         }
-        assert!(nth > 150, "only {nth} I/Os in a run");
+        assert!(nth > 200, "only {nth} I/Os in a run");
     }
 }
 
