@@ -211,8 +211,8 @@ settings! {
         /// and does not count while it waits for a tier.
         copy_bytes_per_user: Bytes = Bytes(32 << 20);
         /// `Get` calls of one user that wait at a time for a tier, or for blocks that are verified after a restart.
-        /// More such calls are refused. Calls whose blocks are ready do not wait. If a shared store hangs, 64 calls
-        /// that wait take at most 60 ms of each second of the thread that decides.
+        /// More such calls are refused. Calls whose blocks are ready do not wait. A call that waits takes time of the
+        /// thread that decides, for a look after each pause of up to 40 ms.
         waiting_gets_per_user: u32 = 64;
         /// Bytes of memory that one user's clients lend the daemon at a time. A `forebay.Client` that moves much lends
         /// 16 MiB, which are its own, so that its blocks do not pass through messages. Beyond the limit they do, which

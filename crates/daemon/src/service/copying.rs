@@ -20,6 +20,7 @@ use forebay_core::{Core, Error, ErrorKind, Generation, Instance, NamespaceIndex,
 use forebay_io::pool::{Lent, Pool, Slice};
 use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, LentPlace, PutReply, PutRequest};
 use forebay_rpc::{MAX_BLOCKS, MAX_MESSAGE_BYTES};
+use tokio::sync::watch;
 
 use super::{check_hashes, group_index, store};
 use crate::clients::{Place, Room};
@@ -289,9 +290,9 @@ impl Getting {
     /// While it waits it counts at `place`; a call that has room need not, as there is room for few.
     async fn settle(&mut self, shared: &Shared, place: Option<&Arc<Place>>, until: usize) -> Result<()> {
         let (mut at, mut pause, mut waiting) = (self.at, FIRST_PAUSE, None);
-        let (mut ends, mut early) = (None, EARLY_LOOKS);
+        let mut early = EARLY_LOOKS;
         while at < until {
-            let states = self.ask(shared, at)?;
+            let (states, mut ends) = self.ask(shared, at)?;
             // Trailing misses have no state.
             let settled = states.iter().position(|state| *state == STATE_NOT_YET).unwrap_or(ASKED_AT_ONCE);
             if states.first() == Some(&STATE_READY) && settled > 0 {
@@ -307,11 +308,6 @@ impl Getting {
             if waiting.is_none() {
                 waiting = place.map(Place::wait_for_tier).transpose()?;
             }
-            let Some(ends) = &mut ends else {
-                // What ended since the last look is seen by the next one.
-                ends = Some(shared.lock().ends.subscribe());
-                continue;
-            };
             let begun = tokio::time::Instant::now();
             let is_early = early > 0 && tokio::time::timeout(pause, ends.changed()).await.is_ok();
             if early == 0 {
@@ -329,8 +325,8 @@ impl Getting {
     }
 
     /// Starts the probes, promotions and verifications of the call's next keys, so that the call does not wait for one
-    /// block after another. Returns their states.
-    fn ask(&self, shared: &Shared, from: usize) -> Result<Vec<u8>> {
+    /// block after another. Returns their states, and what changes when something ends from now on.
+    fn ask(&self, shared: &Shared, from: usize) -> Result<(Vec<u8>, watch::Receiver<u64>)> {
         let keys = &self.request.hashes[from * self.hash_bytes..];
         let keys = &keys[..keys.len().min(ASKED_AT_ONCE * self.hash_bytes)];
         shared.event(|state| {
@@ -339,7 +335,7 @@ impl Getting {
             let mut answer = Answer::default();
             state.core.look(&mut lookup, self.group, keys, self.hash_bytes, &mut answer);
             state.core.cancel_lookup(lookup);
-            Ok(answer.states)
+            Ok((answer.states, state.ends.subscribe()))
         })
     }
 
@@ -515,7 +511,7 @@ pub fn look(
 
 const VERIFY_DEADLINE: Duration = Duration::from_millis(100);
 /// 16 MiB are verified in about a millisecond, and read in some. Pauses grow, so that all calls of a user that may wait
-/// for a slow store leave the deciding thread to others: 64 of them take at most 60 ms of a second.
+/// for a slow store leave the deciding thread to others.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// So many looks of a wait come as soon as something has ended, since a probe and a load may take less than a pause.
 /// The ends of others wake it as well, in vain.
