@@ -346,7 +346,7 @@ fn print(blocks: usize, policy: &str, sizes: &[(&str, f64)], times: &Times) {
         ));
     }
     let version = env!("CARGO_PKG_VERSION");
-    let command = "cargo run --release -p forebay-core --example core_speed";
+    let command = "cargo bench -p forebay-bench --bench core_speed";
     println!(r#"{{"bench":"core","version":"{version}","command":"{command}","machine":"{}","rows":["#, machine());
     println!("{}\n]}}", rows.join(",\n"));
 }

@@ -34,7 +34,7 @@ fn main() {
     recover(&config, &mut rows);
     remove(&directory).expect("nobody else uses the pool");
     std::fs::remove_dir(&directory).expect("the directory is empty");
-    let (version, command) = (env!("CARGO_PKG_VERSION"), "cargo run --release -p forebay-io --example pool_speed");
+    let (version, command) = (env!("CARGO_PKG_VERSION"), "cargo bench -p forebay-bench --bench pool_speed");
     println!(r#"{{"bench":"pool","version":"{version}","command":"{command}","machine":"{}","rows":["#, machine());
     println!("{}\n]}}", rows.join(",\n"));
 }

@@ -375,6 +375,51 @@ fn a_purge_that_waits_for_a_disk_goes_on_after_the_daemon_was_killed() {
     rig.ends_in_time();
 }
 
+/// The pool goes with the host's memory, so nothing but the disks remembers the purge. The disk that was away comes
+/// back before the daemon starts, or later, or the other one comes later.
+#[test]
+fn a_purge_that_waited_for_a_disk_reaches_it_after_a_restart_of_the_host() {
+    for order in ["both are there", "the one that was away comes later", "the one that was there comes later"] {
+        let (place, home) = (Place::new(), home());
+        let [first, second, away] = ["first", "second", "away"].map(|name| home.path().join(name));
+        let disks: [&Path; 2] = [&first, &second];
+        let rig = Rig::serving(&place, &disks, &[]);
+        rig.store(0..200);
+        let other = rig.client.namespace("other", vec![group()]).expect("a namespace");
+        store(&rig.client, &rig.worker, other, 500..600);
+        rig.loses_pool(&place);
+        fs::rename(&first, &away).expect("ours");
+        let create = ["--tier.ssd.create", "false"];
+        let rig = Rig::serving(&place, &disks, &create);
+        let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
+        let told = call!(rig.client, purge, request).expect_err("a disk is missing");
+        assert!(told.message().contains("still on a tier"), "{told:?}");
+        rig.loses_pool(&place);
+        fs::rename(&away, &first).expect("ours");
+        let late = match order {
+            "both are there" => None,
+            "the one that was away comes later" => Some(0),
+            _ => Some(1),
+        };
+        late.into_iter().for_each(|late| fs::rename(disks[late], &away).expect("ours"));
+        let rig = Rig::serving(&place, &disks, &create);
+        if let Some(late) = late {
+            fs::rename(&away, disks[late]).expect("ours");
+            rig.is_taken(late);
+        }
+        let other = rig.client.namespace("other", vec![group()]).expect("a namespace");
+        wait_until("what was purged is void", || rig.tier().disks.iter().map(|disk| disk.blocks).sum::<u64>() == 100);
+        assert_eq!(rig.misses(0..200).len(), 200, "{order}");
+        is_served(&rig.client, &rig.worker, other, 500..600);
+        rig.store(0..50);
+        rig.loses_pool(&place);
+        let rig = Rig::serving(&place, &disks, &[]);
+        rig.is_served(0..50);
+        assert_eq!(rig.misses(50..200).len(), 150, "{order}");
+        rig.ends_in_time();
+    }
+}
+
 /// Two daemons each have a disk. One's disk is away during a purge; then an empty file is in its place, or the other's
 /// disk.
 #[test]

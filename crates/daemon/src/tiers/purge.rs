@@ -3,10 +3,11 @@
 //! Until the last block of such a namespace is removed, the core serves none of its blocks from a tier and writes none
 //! to one. A walk goes through the tier's blocks, piece by piece, and what it finds is removed. A removal that fails is
 //! tried again until it succeeds, and stands in the way of no other namespace. If those that are tried again fail too,
-//! the next are tried after a pause, which doubles. A namespace is clean when a whole walk
-//! has found nothing of it: a block may be on two parts, and a removal reaches one. It is purged when the tier has
-//! noted that, so that damage to the removals brings nothing back. Shared stores keep their blocks, because other hosts
-//! use them too, unless `empty_shared` removes them.
+//! the next are tried after a pause, which doubles. A namespace is clean when a whole walk has found nothing of it: a
+//! block may be on two parts, and a removal reaches one. It is purged when the tier has noted that, so that damage to
+//! the removals brings nothing back. While a part is missing, the purge waits for it, and the other parts note the
+//! purge: so the missing one hears of it when it comes, even if nothing else is left of this daemon. Shared stores keep
+//! their blocks, because other hosts use them too, unless `empty_shared` removes them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub(super) struct Purges {
     clean: BTreeSet<NamespaceId>,
     /// Those of which it is noting that.
     noting: BTreeSet<NamespaceId>,
+    /// Those of which all parts that are there have noted it, and which wait for the others.
+    noted: BTreeSet<NamespaceId>,
     /// When the tier is told again, and how long that is after it has failed.
     note_at: Duration,
     note_pause: Duration,
@@ -172,6 +175,7 @@ impl Purges {
         self.found.remove(&namespace);
         self.clean.remove(&namespace);
         self.noting.remove(&namespace);
+        self.noted.remove(&namespace);
         if self.namespaces.is_empty() {
             self.removed_before = self.removed_blocks;
         }
@@ -201,7 +205,7 @@ impl Purges {
         self.note_clean(tier, now);
     }
 
-    /// Has the tier note what is clean. What it has noted is purged.
+    /// Has the tier note what is clean. What it has noted is purged, if no part is missing.
     fn note_clean(&mut self, tier: &mut dyn Driven, now: Duration) {
         if self.noting.is_empty() && !self.clean.is_empty() && now >= self.note_at {
             self.noting = std::mem::take(&mut self.clean);
@@ -213,8 +217,12 @@ impl Purges {
         match tier.noted() {
             None => {}
             Some(true) => {
-                self.noting.iter().for_each(|namespace| _ = self.namespaces.remove(namespace));
-                self.noting.clear();
+                let noted = std::mem::take(&mut self.noting);
+                if self.missing_parts == Some(0) {
+                    noted.iter().for_each(|namespace| _ = self.namespaces.remove(namespace));
+                } else {
+                    self.noted.extend(noted);
+                }
                 self.note_pause = Duration::ZERO;
             }
             Some(false) => {
@@ -227,17 +235,19 @@ impl Purges {
     }
 
     /// A purge that has waited for a disk ends with the disk that comes. Nobody knows whether it is the one that was
-    /// missing.
+    /// missing. If another disk has noted the purge, the missing one hears of it whenever it comes.
     fn look_at_disks(&mut self, tier: &dyn Driven) {
         let missing = tier.missing_parts();
         if self.looked_at == Some(missing) {
             return;
         }
         self.looked_at = Some(missing);
-        for disk in tier.disks() {
+        let disks = tier.disks();
+        let are_others_there = disks.iter().filter(|disk| disk.missing.is_none()).count() > 1;
+        for disk in disks {
             if disk.missing.is_some() {
                 self.awaited.insert(disk.name);
-            } else if self.awaited.remove(&disk.name) {
+            } else if self.awaited.remove(&disk.name) && !are_others_there {
                 let hint = match disk.recovery.was_made {
                     true => {
                         "it is a new disk: if the old one returns, purge again, since that one has the blocks still"
@@ -258,22 +268,23 @@ impl Purges {
         self.retries = Retries::default();
         self.clean.clear();
         self.noting.clear();
+        self.noted.clear();
         self.namespaces.values_mut().for_each(|waiting| *waiting = 0);
         self.unlisted = self.namespaces.keys().copied().collect();
     }
 
     /// For namespaces that no walk has begun for, at once. A last walk, when nothing of them is left as far as is
-    /// known: of many namespaces for half of them at a time. What a missing part has is not known, so they wait for
-    /// it.
+    /// known: of many namespaces for half of them at a time.
     fn is_walk_due(&self, busy: &BTreeSet<NamespaceId>) -> bool {
-        let (idle, clean) = (self.idle(busy).count(), self.clean.len() + self.noting.len());
+        let (idle, clean) = (self.idle(busy).count(), self.clean.len() + self.noting.len() + self.noted.len());
         let is_last = idle > 0 && (2 * idle >= self.namespaces.len() - clean || self.keys.is_empty());
-        !self.unlisted.is_empty() || (is_last && self.missing_parts == Some(0))
+        !self.unlisted.is_empty() || is_last
     }
 
     /// Those of which nothing is left as far as is known, and of which no walk has shown it.
     fn idle<'a>(&'a self, busy: &'a BTreeSet<NamespaceId>) -> impl Iterator<Item = NamespaceId> + 'a {
-        let is_clean = |namespace: &NamespaceId| self.clean.contains(namespace) || self.noting.contains(namespace);
+        let shown = [&self.clean, &self.noting, &self.noted];
+        let is_clean = move |namespace: &NamespaceId| shown.iter().any(|those| those.contains(namespace));
         let namespaces = self.namespaces.keys().copied();
         namespaces.filter(move |namespace| !self.may_have_more(*namespace, busy) && !is_clean(namespace))
     }
@@ -291,13 +302,12 @@ impl Purges {
         }
         match next {
             Some(at) => self.walk = Some(Walk { at, ..walk }),
-            None if self.missing_parts == Some(0) => {
+            None => {
                 let clean = walk.namespaces.difference(&walk.unclean).copied();
                 let clean: Vec<NamespaceId> =
                     clean.filter(|namespace| !self.unlisted.contains(namespace) && !busy.contains(namespace)).collect();
                 self.clean.extend(clean);
             }
-            None => {}
         }
     }
 
@@ -464,7 +474,7 @@ mod tests {
             self.told.push(namespaces.clone());
         }
 
-        fn noted(&self) -> Option<bool> {
+        fn noted(&mut self) -> Option<bool> {
             self.noted
         }
 
@@ -713,11 +723,13 @@ mod tests {
             }
         }
         assert!(purges.is_purging(NamespaceId(1)) && !parts.has(NamespaceId(1)));
-        assert_eq!((parts.pieces.get(), purges.is_walking()), (50 / PIECE, false), "one walk");
+        assert_eq!((parts.pieces.get(), purges.is_walking()), (2 * 50 / PIECE, false), "one walk finds them, one none");
+        assert_eq!(parts.told, [BTreeSet::from([NamespaceId(1)])], "the parts that are there have noted it");
         parts.missing = 0;
         parts.places.push(Some(key(1, 99)));
         purge_all(&mut purges, &mut parts);
         assert!(!parts.has(NamespaceId(1)), "what the part had when it came back");
+        assert_eq!(parts.told.len(), 2);
     }
 
     /// Else its task would run in a circle until the tier is well again.

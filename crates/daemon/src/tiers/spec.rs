@@ -185,7 +185,7 @@ pub trait Driven: Timed + Send {
     fn note_purged(&mut self, _namespaces: &BTreeSet<NamespaceId>) {}
 
     /// Whether the tier has seen to that, for the namespaces that it was told last; none while it is at it.
-    fn noted(&self) -> Option<bool> {
+    fn noted(&mut self) -> Option<bool> {
         Some(true)
     }
 

@@ -274,7 +274,7 @@ impl Driven for Ssd {
         Ssd::note_purged(self, namespaces);
     }
 
-    fn noted(&self) -> Option<bool> {
+    fn noted(&mut self) -> Option<bool> {
         Ssd::noted(self)
     }
 

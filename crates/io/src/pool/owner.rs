@@ -140,7 +140,7 @@ impl Pool {
         GeometryDescription { pool_id: self.header.id, unit_bytes, units }
     }
 
-    /// What the pool lies on. The walk over page tables takes 3 ms for each GiB (`examples/pool_speed.rs`), so it
+    /// What the pool lies on. The walk over page tables takes 3 ms for each GiB (`pool_speed` in `crates/bench`), so it
     /// is done again only after more was populated.
     pub fn huge_page_report(&self) -> Result<HugePageReport> {
         let cannot = |error| Error::new(ErrorKind::Io, "cannot read the pool's page tables").source(error);

@@ -4,8 +4,9 @@
 //! transfers in flight, bytes not flushed. No call blocks. [`Disk::poll`] shows what happens in a turn.
 //!
 //! A disk is a log and its reads. `log` keeps what the log has in progress; `writer`, `flush`, `footer` and `reclaim`
-//! go on with it. `purges` keeps what was purged, beside the log; `noting` writes it. `reads` keeps the loads; `reader`
-//! carries them out. `index` and `space` say what is on the disk, and `io` has the transfers of all of them.
+//! go on with it. `purges` keeps what was purged, beside the log; `noting` writes it, and `void` withdraws what was
+//! purged while the disk was away. `reads` keeps the loads; `reader` carries them out. `index` and `space` say what is
+//! on the disk, and `io` has the transfers of all of them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use super::io::{Finished, Flight, Io, Lane, RETRY_INTERVAL};
 use super::layout::{Balance, Geometry, PAGE, Record};
 use super::log::{Log, STORE_DEADLINE, Sequences};
 use super::owner::{Owner, Watch};
-use super::purges::Purges;
+use super::purges::{Purges, Void};
 use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport, trouble};
@@ -76,6 +77,7 @@ pub(super) struct Disk {
     pub log: Log,
     pub reclaim: Option<Reclaim>,
     pub purges: Purges,
+    pub void: Option<Void>,
     pub watch: Watch,
     /// Why it is not used any more, once it is taken.
     pub why_taken: String,
@@ -123,6 +125,7 @@ impl Disk {
             log: Log::new(opened.sequences),
             reclaim: None,
             purges: opened.purges,
+            void: None,
             watch: Watch::new(opened.owner, Duration::ZERO),
             why_taken: String::new(),
             budget,

@@ -437,9 +437,13 @@ impl Footer {
 pub(super) struct PurgeRecord {
     pub namespace: NamespaceId,
     pub sequence: u64,
-    /// No segment of a later life has a block with a lower sequence.
-    pub life: u64,
+    /// When it was purged, the same number on all disks that noted it: microseconds since 1970, and later than that of
+    /// any earlier purge of the namespace. 0 if that is not known.
+    pub time: u64,
 }
+
+/// Earlier builds wrote the number of a life there.
+const FIRST_TIME: u64 = 1 << 40;
 
 impl PurgeRecord {
     /// A page of the list of purges, with at most [`PURGES_PER_PAGE`] of them.
@@ -448,7 +452,7 @@ impl PurgeRecord {
         for (record, bytes) in records.iter().zip(page[PURGE_RECORDS_AT..].chunks_exact_mut(PURGE_BYTES)) {
             bytes[..16].copy_from_slice(&record.namespace.0.to_le_bytes());
             bytes[16..24].copy_from_slice(&record.sequence.to_le_bytes());
-            bytes[24..].copy_from_slice(&record.life.to_le_bytes());
+            bytes[24..].copy_from_slice(&record.time.to_le_bytes());
         }
         sealed(page, SEAL_AT)
     }
@@ -466,13 +470,14 @@ impl PurgeRecord {
         if u128_at(page, 16) != geometry.id || count > PURGES_PER_PAGE {
             return None;
         }
+        let time = |bytes: &[u8]| Some(u64_at(bytes, 24)).filter(|time| *time >= FIRST_TIME).unwrap_or(0);
         let record = |bytes: &[u8]| PurgeRecord {
             namespace: NamespaceId(u128_at(bytes, 0)),
             sequence: u64_at(bytes, 16),
-            life: u64_at(bytes, 24),
+            time: time(bytes),
         };
         let records: Vec<_> = page[PURGE_RECORDS_AT..].chunks_exact(PURGE_BYTES).take(count).map(record).collect();
-        records.iter().all(|record| record.sequence < MOST && record.life < MOST).then_some(records)
+        records.iter().all(|record| record.sequence < MOST && record.time < MOST).then_some(records)
     }
 }
 
@@ -559,7 +564,8 @@ mod tests {
     }
 
     fn purges(count: u64) -> Vec<PurgeRecord> {
-        let record = |n| PurgeRecord { namespace: NamespaceId(u128::from(n) << 70), sequence: 10 * n, life: n };
+        let record =
+            |n| PurgeRecord { namespace: NamespaceId(u128::from(n) << 70), sequence: 10 * n, time: FIRST_TIME + n };
         (0..count).map(record).collect()
     }
 

@@ -41,6 +41,7 @@ mod report;
 mod space;
 mod staging;
 mod tier;
+mod void;
 mod watch;
 mod writer;
 

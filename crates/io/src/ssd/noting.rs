@@ -1,5 +1,6 @@
 //! The list of purges on its way to the disk: each copy is written, flushed and read back, one after the other.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use forebay_core::{ErrorKind, NamespaceId};
@@ -12,19 +13,10 @@ use super::staging::Staging;
 use crate::uring::{Span, Work};
 
 impl Disk {
-    /// Nothing of these namespaces is on the disk, or on its way there.
-    pub(super) fn note_purged(&mut self, namespaces: impl Iterator<Item = NamespaceId>) {
-        let (sequence, life, oldest_life) = (self.log.end_of_records(), self.space.last_life, self.oldest_life());
-        self.purges.add(namespaces, sequence, life, oldest_life);
-    }
-
-    /// 0 if it is not known without a search.
-    fn oldest_life(&self) -> u64 {
-        // What is free, or whose new life is not flushed, may have blocks of its old life after a crash.
-        let is_known = self.reclaim.is_none() && self.log.erase.is_none() && self.space.free.is_empty();
-        let used = self.space.closed.front().into_iter().chain(&self.space.closing).chain(&self.space.active);
-        let oldest = used.map(|index| self.space.segments[*index as usize].life).min();
-        oldest.filter(|_| is_known).unwrap_or(0)
+    /// Nothing of these namespaces is on the disk, or on its way there. Each with the time of its purge.
+    pub(super) fn note_purged(&mut self, purged: &BTreeMap<NamespaceId, u64>) {
+        let purged = purged.iter().map(|(namespace, time)| (*namespace, *time));
+        self.purges.add(purged, self.log.end_of_records());
     }
 
     /// Begins to write the copy that is due.

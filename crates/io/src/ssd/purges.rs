@@ -9,6 +9,9 @@
 //! copies have something to say: one of zeros is damaged. A purge counts as noted when both copies were flushed and
 //! read back. The list is bounded: if it is full, the record of the earliest purge goes, and that purge relies on the
 //! log again.
+//!
+//! A disk that was away while a namespace was purged does not know of it, but the other disks of the host do: the tier
+//! compares the lists of its disks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -62,6 +65,24 @@ pub(super) struct Writing {
     pub records: Vec<Vec<PurgeRecord>>,
 }
 
+/// Blocks that were purged while the disk was away, and are being withdrawn.
+#[derive(Default)]
+pub(super) struct Void {
+    /// Each with the time of its purge.
+    pub namespaces: BTreeMap<NamespaceId, u64>,
+    /// Later records are of blocks that were stored since.
+    pub end: u64,
+    /// Where the walk through the index goes on.
+    pub at: u32,
+}
+
+impl Void {
+    /// Whether the block was purged.
+    pub fn has(&self, record: &Record) -> bool {
+        record.sequence < self.end && self.namespaces.contains_key(&record.key.namespace)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     Write,
@@ -105,7 +126,7 @@ impl Purges {
     fn merge(&mut self, record: &PurgeRecord, page: Option<u32>) {
         let noted = self.records.entry(record.namespace).or_insert(Noted { record: *record, page });
         let (before, known) = (noted.record, &mut noted.record);
-        (known.sequence, known.life) = (known.sequence.max(record.sequence), known.life.max(record.life));
+        (known.sequence, known.time) = (known.sequence.max(record.sequence), known.time.max(record.time));
         self.changed.extend(noted.page.filter(|_| noted.record != before));
     }
 
@@ -133,15 +154,9 @@ impl Purges {
         if self.is_idle() { Some(self.ended == Some(Ok(()))) } else { None }
     }
 
-    /// `oldest_life`: all that is on the disk is of this life or a later one.
-    pub fn add(&mut self, namespaces: impl Iterator<Item = NamespaceId>, sequence: u64, life: u64, oldest_life: u64) {
-        let changed = &mut self.changed;
-        self.records.retain(|_, Noted { record, page }| {
-            let is_of_use = record.life >= oldest_life;
-            changed.extend(page.filter(|_| !is_of_use));
-            is_of_use
-        });
-        namespaces.for_each(|namespace| self.merge(&PurgeRecord { namespace, sequence, life }, None));
+    /// Namespaces of which the disk has no block with a lower number than `sequence`, and when each was purged.
+    pub fn add(&mut self, purged: impl Iterator<Item = (NamespaceId, u64)>, sequence: u64) {
+        purged.for_each(|(namespace, time)| self.merge(&PurgeRecord { namespace, sequence, time }, None));
         self.cut();
         self.place();
         // What is noted already, in both copies, need not be written.
@@ -149,15 +164,34 @@ impl Purges {
         (self.due, self.ended) = ((!is_noted).then_some(0), is_noted.then_some(Ok(())));
     }
 
+    /// Of each namespace in the list, when it was purged last; 0 if that is not known.
+    pub fn times(&self) -> impl Iterator<Item = (NamespaceId, u64)> {
+        self.records.values().map(|noted| (noted.record.namespace, noted.record.time))
+    }
+
+    /// The same of one; 0 if it is not in the list.
+    pub fn time(&self, namespace: NamespaceId) -> u64 {
+        self.records.get(&namespace).map_or(0, |noted| noted.record.time)
+    }
+
+    /// Whether a purge of that time is not in the list. A full list may have had it.
+    pub fn lacks(&self, namespace: NamespaceId, time: u64) -> bool {
+        match self.records.get(&namespace) {
+            Some(noted) => noted.record.time < time,
+            None => time > 0 && (self.records.len() < MOST_RECORDS || self.times().any(|(_, known)| known < time)),
+        }
+    }
+
     /// Leaves the latest, as many as the disk has room for. Two copies together may have twice as many: those of a full
     /// list whose second copy is of before.
     fn cut(&mut self) {
         let excess = self.records.len().saturating_sub(MOST_RECORDS);
         if excess > 0 {
-            let order = self.records.values().map(|noted| (noted.record.sequence, noted.record.namespace));
+            let order =
+                self.records.values().map(|noted| (noted.record.time, noted.record.sequence, noted.record.namespace));
             let mut order: Vec<_> = order.collect();
             order.sort_unstable();
-            let gone = order[..excess].iter().filter_map(|(_, namespace)| self.records.remove(namespace));
+            let gone = order[..excess].iter().filter_map(|(.., namespace)| self.records.remove(namespace));
             self.changed.extend(gone.filter_map(|noted| noted.page));
         }
     }
@@ -205,9 +239,15 @@ mod tests {
     use super::*;
 
     const GEOMETRY: Geometry = Geometry { id: 77, segment_bytes: 1 << 20, segments: 9 };
+    const TIME: u64 = 1 << 50;
+
+    /// As if a purge with that number were also as late.
+    fn purged(namespaces: Range<u128>, sequence: u64) -> impl Iterator<Item = (NamespaceId, u64)> {
+        namespaces.map(move |n| (NamespaceId(n), TIME + sequence))
+    }
 
     fn record(n: u128, sequence: u64) -> PurgeRecord {
-        PurgeRecord { namespace: NamespaceId(n), sequence, life: sequence }
+        PurgeRecord { namespace: NamespaceId(n), sequence, time: TIME + sequence }
     }
 
     fn records(purges: &Purges) -> Vec<PurgeRecord> {
@@ -232,17 +272,17 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_bounded_and_keeps_the_latest_purges_and_those_whose_blocks_may_be_there() {
+    fn the_list_is_bounded_and_keeps_the_latest_purges() {
         let mut purges = Purges::default();
         let most = MOST_RECORDS as u128;
-        (0..most + 50).for_each(|n| purges.add([NamespaceId(n)].into_iter(), n as u64, 10, 0));
+        (0..most + 50).for_each(|n| purges.add(purged(n..n + 1, n as u64), n as u64));
         assert_eq!(purges.len(), MOST_RECORDS);
         assert!(purges.records.keys().all(|namespace| namespace.0 >= 50));
-        purges.add((0..100).map(NamespaceId), 9_000, 12, 0);
+        purges.add(purged(0..100, 9_000), 9_000);
         assert_eq!(purges.len(), MOST_RECORDS);
         assert!((0..100).all(|n| purges.records[&NamespaceId(n)].record.sequence == 9_000));
-        purges.add([NamespaceId(7)].into_iter(), 10_000, 20, 11);
-        assert_eq!(purges.len(), 100, "of the life before the oldest nothing is there");
+        purges.add(purged(7..8, 10_000), 10_000);
+        assert_eq!(purges.len(), MOST_RECORDS);
         assert_eq!((purges.records[&NamespaceId(7)].record.sequence, purges.last_sequence()), (10_000, 10_000));
     }
 
@@ -273,8 +313,8 @@ mod tests {
     fn what_one_copy_alone_has_stays_in_its_page_when_the_list_is_written_again() {
         let mut copies = blank();
         let mut purges = Purges::read(&copies, &GEOMETRY);
-        purges.add((0..300).map(NamespaceId), 4, 4, 0);
-        purges.add((100..110).map(|n| NamespaceId(n * (n << 60))), 5, 5, 0);
+        purges.add(purged(0..300, 4), 4);
+        purges.add((100..110).map(|n| (NamespaceId(n * (n << 60)), TIME + 5)), 5);
         written(&mut purges, &mut copies);
         let whole = copies.clone();
         (copies[0][1], copies[1][0]) = (None, None);
@@ -288,8 +328,8 @@ mod tests {
         let mut copies = blank();
         let mut purges = Purges::read(&copies, &GEOMETRY);
         assert!(purges.is_idle());
-        let mut add = |purges: &mut Purges, ids: Range<u128>, sequence, oldest_life| {
-            purges.add(ids.map(NamespaceId), sequence, sequence, oldest_life);
+        let mut add = |purges: &mut Purges, ids: Range<u128>, sequence| {
+            purges.add(purged(ids, sequence), sequence);
             let pages = written(purges, &mut copies);
             let found = Purges::read(&copies, &GEOMETRY);
             assert_eq!((records(&found), found.due, found.found), (records(purges), None, Found::default()));
@@ -297,23 +337,34 @@ mod tests {
             *purges = found;
             pages
         };
-        assert_eq!(add(&mut purges, 0..1, 1, 0), 0..PURGES_PAGES, "the first time all are");
-        assert_eq!(add(&mut purges, 1..2, 2, 0), 0..1);
-        assert_eq!(add(&mut purges, 1..2, 2, 0), 0..0, "it is noted");
-        assert_eq!(add(&mut purges, 1..2, 3, 0), 0..1);
-        assert_eq!(add(&mut purges, 2..300, 4, 0), 0..3);
-        assert_eq!(add(&mut purges, 298..299, 5, 0), 2..3);
-        assert_eq!(add(&mut purges, 300..2000, 6, 0), 2..PURGES_PAGES);
-        assert_eq!(add(&mut purges, 5000..5001, 7, 0), 0..1, "in the place of the earliest");
-        assert_eq!(add(&mut purges, 2..3, 8, 7), 0..PURGES_PAGES);
-        assert_eq!(purges.len(), 2);
+        assert_eq!(add(&mut purges, 0..1, 1), 0..PURGES_PAGES, "the first time all are");
+        assert_eq!(add(&mut purges, 1..2, 2), 0..1);
+        assert_eq!(add(&mut purges, 1..2, 2), 0..0, "it is noted");
+        assert_eq!(add(&mut purges, 1..2, 3), 0..1);
+        assert_eq!(add(&mut purges, 2..300, 4), 0..3);
+        assert_eq!(add(&mut purges, 298..299, 5), 2..3);
+        assert_eq!(add(&mut purges, 300..2000, 6), 2..PURGES_PAGES);
+        assert_eq!(add(&mut purges, 5000..5001, 7), 0..1, "in the place of the earliest");
+    }
+
+    #[test]
+    fn a_disk_lacks_a_purge_that_is_later_than_its_own_unless_its_list_is_full_of_later_ones() {
+        let mut purges = Purges::default();
+        purges.add(purged(0..10, 4), 4);
+        let lacks = |purges: &Purges, n, sequence| purges.lacks(NamespaceId(n), TIME + sequence);
+        assert_eq!([3, 4, 5].map(|sequence| lacks(&purges, 0, sequence)), [false, false, true]);
+        assert!(lacks(&purges, 10, 1));
+        purges.add(purged(0..MOST_RECORDS as u128, 6), 6);
+        assert_eq!([5, 6, 7].map(|sequence| lacks(&purges, 1 << 90, sequence)), [false, false, true]);
+        // Of a build that wrote no times.
+        assert!(!purges.lacks(NamespaceId(1 << 90), 0) && !Purges::default().lacks(NamespaceId(1), 0));
     }
 
     #[test]
     fn a_page_of_zeros_beside_others_is_damaged() {
         let mut copies = blank();
         let mut purges = Purges::read(&copies, &GEOMETRY);
-        purges.add((0..300).map(NamespaceId), 4, 4, 0);
+        purges.add(purged(0..300, 4), 4);
         written(&mut purges, &mut copies);
         let with = |change: &dyn Fn(&mut Copies)| {
             let mut copies = copies.clone();

@@ -9,14 +9,17 @@
 //! While a disk is missing or sick, another may get a block that this disk has too. Then both have it when the disk is
 //! back. That is no harm: a block of one key is one block. The owner hears that a block is gone when no disk has it.
 //!
+//! What was purged while a disk was missing is void on it when it comes, as long as one of the other disks was there:
+//! the lists of purges of all disks that are there are compared whenever one comes.
+//!
 //! Only a store shows that a disk which refused stores takes them again. So such a disk gets one a second, and if the
 //! disk refuses it, another disk gets it.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
@@ -54,6 +57,8 @@ pub struct Ssd {
     lost: VecDeque<(usize, u32)>,
     /// What was on disks that another has taken, and from which place on the owner was not told of that yet.
     gone: VecDeque<(Index, u32)>,
+    /// Namespaces whose purge is being noted, and the time of the purge.
+    noting: BTreeMap<NamespaceId, u64>,
     /// Of operations that came while there was no disk at all.
     refused: Vec<Completion>,
     populated_bytes: u64,
@@ -144,6 +149,7 @@ impl Ssd {
             found: VecDeque::new(),
             lost: VecDeque::new(),
             gone: VecDeque::new(),
+            noting: BTreeMap::new(),
             refused: Vec::new(),
             populated_bytes: 0,
             now: Duration::ZERO,
@@ -157,8 +163,7 @@ impl Ssd {
         for (place, claim) in claims.into_iter().enumerate() {
             ssd.add(place, claim.open(config, pool, &ssd.inbox.waker)?);
         }
-        ssd.found.clear();
-        Ok(ssd)
+        Ok(ssd.told())
     }
 
     /// Opens disks behind the caller's engines, for tests and simulations.
@@ -167,8 +172,14 @@ impl Ssd {
         for (place, medium) in media.into_iter().enumerate() {
             ssd.add(place, OpenedDisk::new(recover::open(medium, None, config, Mode::Serve)?));
         }
-        ssd.found.clear();
-        Ok(ssd)
+        Ok(ssd.told())
+    }
+
+    /// As if the owner had asked for all that was found.
+    fn told(mut self) -> Ssd {
+        while self.withdraw_void() {}
+        self.found.clear();
+        self
     }
 
     /// Where disks come in.
@@ -207,7 +218,8 @@ impl Ssd {
     /// Appends some of the blocks of disks that came. True if there are more; then it wakes the owner. A block that is
     /// stored meanwhile may be among them.
     pub fn take_found(&mut self, found: &mut Vec<BlockKey>) -> bool {
-        if let Some((place, at)) = self.found.pop_front()
+        if !self.withdraw_void()
+            && let Some((place, at)) = self.found.pop_front()
             && let State::Open(disk) = &self.parts[place].state
         {
             let (entries, next) = disk.index.piece(at, PLACES_AT_A_TIME);
@@ -224,7 +236,37 @@ impl Ssd {
 
     /// Whether [`Ssd::take_found`] has more blocks of disks that came.
     pub fn has_more_found(&self) -> bool {
-        !self.found.is_empty()
+        !self.found.is_empty() || self.disks().any(|disk| disk.void.is_some())
+    }
+
+    /// Withdraws some blocks that were purged while their disk was away. False if there are none.
+    fn withdraw_void(&mut self) -> bool {
+        for (place, part) in self.parts.iter_mut().enumerate() {
+            let (Some(disk), mut keys) = (part.disk_mut(), Vec::new()) else { continue };
+            if disk.withdraw_void(PLACES_AT_A_TIME, &mut keys) {
+                if !self.found.contains(&(place, 0)) {
+                    keys.into_iter().for_each(|key| disk.tell_evicted(key));
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Each disk hears of the purges that another has noted and it has not, or not the last one of a namespace.
+    fn compare_purges(&mut self) {
+        let mut last: BTreeMap<NamespaceId, u64> = BTreeMap::new();
+        for (namespace, time) in self.disks().flat_map(|disk| disk.purges.times()) {
+            let known = last.entry(namespace).or_default();
+            *known = time.max(*known);
+        }
+        for disk in self.disks_mut() {
+            let lacking = last.iter().filter(|(namespace, time)| disk.purges.lacks(**namespace, **time));
+            let lacking: BTreeMap<NamespaceId, u64> = lacking.map(|(namespace, time)| (*namespace, *time)).collect();
+            if !lacking.is_empty() {
+                disk.void(lacking);
+            }
+        }
     }
 
     /// Advances the time for the write budgets, delayed flushes and sick disks. `now` counts from any fixed moment;
@@ -292,17 +334,32 @@ impl Ssd {
         if all == 0 { 0.0 } else { before as f64 / all as f64 }
     }
 
-    /// Has each disk note that nothing of these namespaces is on it, nor on its way there: whatever becomes of the log,
-    /// a restart finds none of the blocks that were there before. [`Ssd::noted`] says how that ends.
+    /// Has each disk that is there note that nothing of these namespaces is on it, nor on its way there: whatever
+    /// becomes of the log, a restart finds none of the blocks that were there before. [`Ssd::noted`] says how that
+    /// ends.
     pub fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
-        self.disks_mut().for_each(|disk| disk.note_purged(namespaces.iter().copied()));
+        let times = namespaces.iter().map(|namespace| (*namespace, self.time_of_purge(*namespace)));
+        let times: BTreeMap<NamespaceId, u64> = times.collect();
+        self.disks_mut().for_each(|disk| disk.note_purged(&times));
         self.disks_mut().for_each(Disk::start);
+        self.noting.extend(times);
     }
 
-    /// Whether all disks have noted what they were told to, and read it back; none while they are at it.
-    pub fn noted(&self) -> Option<bool> {
+    /// The same until all disks have noted it.
+    fn time_of_purge(&self, namespace: NamespaceId) -> u64 {
+        let of_last = |disk: &Disk| disk.purges.time(namespace);
+        let after_last = || 1 + self.disks().map(of_last).max().unwrap_or(0);
+        self.noting.get(&namespace).copied().unwrap_or_else(|| unix_micros_now().max(after_last()))
+    }
+
+    /// Whether all disks that are there have noted what they were told to, and read it back; none while they are at it.
+    pub fn noted(&mut self) -> Option<bool> {
         let noted: Option<Vec<bool>> = self.disks().map(|disk| disk.purges.noted()).collect();
-        noted.map(|noted| noted.iter().all(|is_noted| *is_noted))
+        let are_noted = noted?.iter().all(|is_noted| *is_noted);
+        if are_noted {
+            self.noting.clear();
+        }
+        Some(are_noted)
     }
 
     /// Appends the keys of blocks that the disks evicted to free space since the last call. Call it after `poll` and
@@ -437,6 +494,7 @@ impl Ssd {
         let part = &mut self.parts[place];
         (part.is_earlier_io_done, part.state) = (true, State::Open(Box::new(disk)));
         (part.sick_since, part.is_given_up) = (None, false);
+        self.compare_purges();
     }
 
     /// A disk that another has taken leaves the tier.
@@ -619,6 +677,10 @@ impl Timed for Ssd {
     fn advance(&mut self, now: Duration) {
         self.tick(now);
     }
+}
+
+fn unix_micros_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 
 /// An index of millions, and an engine's threads, take milliseconds to go.

@@ -10,7 +10,7 @@ use std::ptr;
 use forebay_core::checksum::Checksum;
 
 /// Size of the buffer. Smaller ones cost more calls, larger ones more clearing: 4 KiB gives 9 GB/s, 16 KiB 17, 64 KiB
-/// 18, against 28 for plain memory (`examples/pool_speed.rs`).
+/// 18, against 28 for plain memory (`pool_speed` in `crates/bench`).
 const BOUNCE_BYTES: usize = 16 << 10;
 
 /// Adds the `len` bytes at `from` to `sum`.

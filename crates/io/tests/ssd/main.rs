@@ -3,6 +3,7 @@
 //!
 //! Simulated runs repeat from their seed, which a failure prints.
 
+mod away;
 mod bed;
 mod bench;
 mod conform;

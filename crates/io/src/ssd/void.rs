@@ -1,0 +1,41 @@
+//! Blocks that were purged while their disk was away.
+//!
+//! A purge reaches the disks that are there. Those note it in their lists, so that a disk which comes later can be
+//! told, whatever became of the pool and of the host meanwhile. All blocks of the namespace that this disk has are void
+//! from then on: noted in its own list at once, withdrawn some at a time.
+
+use std::collections::BTreeMap;
+
+use forebay_core::{BlockKey, NamespaceId};
+
+use super::disk::Disk;
+use super::index::Entry;
+
+impl Disk {
+    /// These purges, each with its time, were carried out on other disks without this one.
+    pub(super) fn void(&mut self, purges: BTreeMap<NamespaceId, u64>) {
+        let (disk, namespaces) = (self.name(), purges.len());
+        tracing::info!(disk, namespaces, "namespaces were purged while a disk was away: its blocks of them are void");
+        let end = self.log.end_of_records();
+        self.purges.add(purges.iter().map(|(namespace, time)| (*namespace, *time)), end);
+        let void = self.void.get_or_insert_default();
+        void.namespaces.extend(purges);
+        (void.end, void.at) = (end, 0);
+    }
+
+    /// Withdraws void blocks among `places` places of the index, and appends their keys. False if there is nothing to
+    /// do.
+    pub(super) fn withdraw_void(&mut self, places: u32, withdrawn: &mut Vec<BlockKey>) -> bool {
+        let Some(mut void) = self.void.take() else { return false };
+        let (entries, next) = self.index.piece(void.at, places);
+        let is_void = |entry: &Entry| !entry.is_withdrawn && void.has(&entry.record());
+        let keys: Vec<BlockKey> = entries.filter(is_void).map(Entry::key).collect();
+        keys.iter().for_each(|key| self.withdraw(key));
+        withdrawn.extend(keys);
+        if let Some(next) = next {
+            void.at = next;
+            self.void = Some(void);
+        }
+        true
+    }
+}

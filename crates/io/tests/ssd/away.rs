@@ -1,0 +1,148 @@
+//! What was purged while a disk was away: the disks that were there tell it, and it loses nothing else.
+
+use std::collections::BTreeMap;
+
+use forebay_core::NamespaceId;
+use forebay_core::tier::Outcome;
+use forebay_io::ssd::Ssd;
+use forebay_io::uring::{Region, SimulatedDisk};
+
+use crate::bed::*;
+use crate::purges::{note, remove_all};
+
+const BLOCK_BYTES: u64 = 4000;
+
+/// The disks with these numbers, in this order, as the next daemon finds them.
+fn host(disks: &[(u128, &SimulatedDisk)]) -> Bed {
+    let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+    let media = disks.iter().map(|(id, disk)| medium(disk, None, &pool, *id)).collect();
+    Bed::with(Ssd::on(media, &small_config()).unwrap(), pool, disks[0].1)
+}
+
+fn copy_of(disk: &SimulatedDisk) -> SimulatedDisk {
+    SimulatedDisk::from_image(disk.image())
+}
+
+/// Stores what is missing of these blocks, none of which is on two disks.
+fn store(bed: &mut Bed, numbers: std::ops::Range<u64>) {
+    bed.store_all(numbers.map(|number| (number, BLOCK_BYTES)));
+    bed.settle();
+}
+
+/// All the blocks that a load brings, of those with these numbers.
+fn served(bed: &mut Bed, numbers: std::ops::Range<u64>) -> Vec<u64> {
+    numbers.filter(|number| matches!(bed.look(*number, BLOCK_BYTES), Outcome::Loaded { .. })).collect()
+}
+
+fn all(numbers: std::ops::Range<u64>) -> Vec<u64> {
+    numbers.collect()
+}
+
+fn purge(bed: &mut Bed) {
+    assert!(remove_all(bed) && note(bed, [7]));
+    bed.settle();
+}
+
+/// Two disks that both have some of the first forty blocks.
+fn two_disks() -> [SimulatedDisk; 2] {
+    let disks = [(); 2].map(|()| blank(&small_config(), 8));
+    // One after another: a disk takes the blocks if it is alone.
+    store(&mut host(&[(1, &disks[0])]), 0..20);
+    store(&mut host(&[(2, &disks[1])]), 20..40);
+    assert_eq!(served(&mut host(&[(1, &disks[0]), (2, &disks[1])]), 0..40), all(0..40));
+    disks
+}
+
+#[test]
+fn what_was_purged_while_a_disk_was_away_is_void_on_it_for_good() {
+    for is_first in [true, false] {
+        let [away, there] = two_disks();
+        purge(&mut host(&[(2, &there)]));
+        let order = |is_first: bool| match is_first {
+            true => host(&[(1, &away), (2, &there)]),
+            false => host(&[(2, &there), (1, &away)]),
+        };
+        let mut bed = order(is_first);
+        assert_eq!((served(&mut bed, 0..40), bed.holds().len()), (vec![], 0));
+        bed.settle();
+        store(&mut bed, 10..30);
+        drop(bed);
+        // Alone too, without the disk that told it.
+        let known: Vec<u64> =
+            [&away, &there].into_iter().flat_map(|disk| served(&mut host(&[(9, disk)]), 0..40)).collect();
+        assert_eq!(BTreeMap::from_iter(known.iter().map(|number| (*number, ()))).len(), 20, "{known:?}");
+        let mut bed = order(!is_first);
+        assert_eq!(served(&mut bed, 0..40), all(10..30), "what was stored since stays");
+    }
+}
+
+#[test]
+fn a_purge_is_told_once_and_what_is_stored_of_its_namespace_afterwards_stays() {
+    let [first, second] = two_disks();
+    let mut bed = host(&[(1, &first), (2, &second)]);
+    purge(&mut bed);
+    store(&mut bed, 0..20);
+    for _ in 0..3 {
+        let mut bed = host(&[(2, &second), (1, &first)]);
+        assert_eq!(served(&mut bed, 0..40), all(0..20));
+        bed.settle();
+    }
+    // The disk that was there keeps what it has stored since; the other loses what it had.
+    let away = copy_of(&first);
+    let mut bed = host(&[(2, &second)]);
+    purge(&mut bed);
+    store(&mut bed, 100..110);
+    let mut bed = host(&[(2, &second), (1, &away)]);
+    assert_eq!(served(&mut bed, 0..200), all(100..110));
+}
+
+/// A backup, or a snapshot that was put back.
+#[test]
+fn a_copy_of_a_disk_from_before_a_purge_brings_nothing_back() {
+    let [first, second] = two_disks();
+    let copy = copy_of(&first);
+    let mut bed = host(&[(1, &first), (2, &second)]);
+    purge(&mut bed);
+    // The next purge of the same namespace counts, not the first one that both know.
+    let later = copy_of(&first);
+    store(&mut bed, 0..20);
+    let latest = copy_of(&first);
+    purge(&mut bed);
+    for old in [copy, later, latest] {
+        let mut bed = host(&[(1, &old), (2, &second)]);
+        assert_eq!((served(&mut bed, 0..40), bed.holds().len()), (vec![], 0));
+    }
+}
+
+#[test]
+fn other_namespaces_of_the_disk_are_served_as_before() {
+    let [away, there] = two_disks();
+    let mut bed = host(&[(2, &there)]);
+    assert!(note(&mut bed, [8, 9]));
+    drop(bed);
+    let mut bed = host(&[(1, &away), (2, &there)]);
+    assert_eq!(served(&mut bed, 0..40), all(0..40));
+    // A blank disk takes over what the others know, and tells it when they are gone.
+    let blank = blank(&small_config(), 8);
+    let old = copy_of(&away);
+    bed.settle();
+    purge(&mut bed);
+    drop(bed);
+    host(&[(3, &blank), (2, &there)]).settle();
+    let mut bed = host(&[(3, &blank), (1, &old)]);
+    assert!(served(&mut bed, 0..20).is_empty());
+    let other = NamespaceId(8);
+    assert!(note(&mut bed, [other.0]));
+}
+
+/// Removals of blocks that are void already are harmless, and a purge under way ends.
+#[test]
+fn a_purge_goes_on_with_a_disk_that_was_told() {
+    let [away, there] = two_disks();
+    purge(&mut host(&[(2, &there)]));
+    let mut bed = host(&[(1, &away), (2, &there)]);
+    purge(&mut bed);
+    store(&mut bed, 0..5);
+    drop(bed);
+    assert_eq!(served(&mut host(&[(1, &away), (2, &there)]), 0..40), all(0..5));
+}
