@@ -158,7 +158,7 @@ settings! {
         scrub_walk_seconds: u64 = 3600;
     }
 
-    /// What all stores have in common that hosts share: directories, Redis and object stores.
+    /// Settings of all shared stores: directories, Redis and object stores.
     "tier": Stores {
         /// File with the secret of all hosts that share stores. Text of at least 32 bytes, as `openssl rand -hex 32`
         /// makes it; one newline at its end is not part of it. With a secret, each block in a shared store carries a
@@ -211,12 +211,12 @@ settings! {
         /// and does not count while it waits for a tier.
         copy_bytes_per_user: Bytes = Bytes(32 << 20);
         /// `Get` calls of one user that wait at a time for a tier, or for blocks that are verified after a restart.
-        /// More such calls are refused. Calls whose blocks are ready do not wait. A call that waits takes time of the
-        /// thread that decides, for a look after each pause of up to 40 ms.
+        /// More such calls are refused. Calls whose blocks are ready do not wait. For each call that waits, the
+        /// deciding thread looks at the blocks again, after pauses of up to 40 ms.
         waiting_gets_per_user: u32 = 64;
         /// Bytes of memory that one user's clients lend the daemon at a time. A `forebay.Client` that moves much lends
-        /// 16 MiB, which are its own, so that its blocks do not pass through messages. Beyond the limit they do, which
-        /// is slower.
+        /// 16 MiB of its own memory, and its blocks then need no messages. Beyond the limit, blocks travel in messages,
+        /// which is slower.
         lent_bytes_per_user: Bytes = Bytes(1 << 30);
         /// Largest message of the control plane in bytes, at most 16 MiB, the limit of the protocol.
         message_bytes: Bytes = Bytes(16 << 20);
