@@ -47,8 +47,10 @@ const FOOTER_MAGIC: [u8; 8] = *b"FBFOOTER";
 const PURGES_MAGIC: [u8; 8] = *b"FBPURGES";
 /// Position of a page's own checksum.
 const SEAL_AT: usize = PAGE_BYTES - 8;
-/// Position of the owner in the superblock. It is in one sector with the checksum, so a power loss tears no signature.
+/// Positions of the owner and of its first sequence in the superblock. They are in one sector with the checksum, so a
+/// power loss tears no signature.
 const OWNER_AT: usize = SEAL_AT - 24;
+const FIRST_SEQUENCE_AT: usize = SEAL_AT - 8;
 const BATCH_SEAL_AT: usize = RECORDS_AT - 8;
 
 pub(super) type Page = [u8; PAGE_BYTES];
@@ -92,9 +94,10 @@ impl Geometry {
             && self.segment_bytes / PAGE * u64::from(self.segments) <= MOST_PAGES
     }
 
-    pub(super) fn encode_superblock(&self, owner: u128) -> Page {
+    pub(super) fn encode_superblock(&self, owner: u128, first_sequence: u64) -> Page {
         let mut page = self.start(SUPERBLOCK_MAGIC, 0);
         page[OWNER_AT..OWNER_AT + 16].copy_from_slice(&owner.to_le_bytes());
+        put_u64(&mut page, FIRST_SEQUENCE_AT, first_sequence);
         put_u64(&mut page, 32, self.segment_bytes);
         put_u32(&mut page, 40, self.segments);
         sealed(page, SEAL_AT)
@@ -109,6 +112,11 @@ impl Geometry {
     /// The daemon that signed this superblock last; 0 if it was of a build that does not sign.
     pub(super) fn owner_in(page: &Page) -> u128 {
         u128_at(page, OWNER_AT)
+    }
+
+    /// The number with which that daemon began its records; 0 if it did not say.
+    pub(super) fn first_sequence_in(page: &Page) -> u64 {
+        Some(u64_at(page, FIRST_SEQUENCE_AT)).filter(|first| *first < MOST).unwrap_or(0)
     }
 
     fn decode(page: &Page) -> Option<Geometry> {
@@ -541,7 +549,7 @@ mod tests {
 
     #[test]
     fn pages_read_as_they_were_written() {
-        assert_eq!(Geometry::decode_superblock(&GEOMETRY.encode_superblock(7)), Some(GEOMETRY));
+        assert_eq!(Geometry::decode_superblock(&GEOMETRY.encode_superblock(7, 9)), Some(GEOMETRY));
         let header = SegmentHeader {
             geometry: GEOMETRY,
             index: 3,
@@ -580,7 +588,7 @@ mod tests {
             assert_eq!(BatchHead::decode(&page, &GEOMETRY, 9, 1), None, "bit {bit}");
             page[bit / 8] ^= 1 << (bit % 8);
         }
-        let mut page = GEOMETRY.encode_superblock(7);
+        let mut page = GEOMETRY.encode_superblock(7, 9);
         for bit in 0..PAGE_BYTES * 8 {
             page[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Geometry::decode_superblock(&page), None, "bit {bit}");
@@ -731,7 +739,7 @@ mod tests {
             };
             let last_head = BatchHead { next_page: GEOMETRY.pages(), ..head.clone() };
             vec![
-                GEOMETRY.encode_superblock(77).to_vec(),
+                GEOMETRY.encode_superblock(77, 9).to_vec(),
                 header.encode().to_vec(),
                 head.encode(&GEOMETRY).to_vec(),
                 last_head.encode(&GEOMETRY).to_vec(),
@@ -782,7 +790,7 @@ mod tests {
                 let superblock = Geometry::decode_superblock(page);
                 if let Some(geometry) = superblock {
                     assert_eq!(
-                        Geometry::decode_superblock(&geometry.encode_superblock(Geometry::owner_in(page))),
+                        Geometry::decode_superblock(&geometry.encode_superblock(Geometry::owner_in(page), 9)),
                         superblock
                     );
                     geometry.at(geometry.segments - 1, geometry.pages() - 1);

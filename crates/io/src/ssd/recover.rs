@@ -68,6 +68,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         recovery: Recovery::default(),
         is_missing: false,
         are_purges_missing: false,
+        first_of_last: 0,
     };
     let is_block_device = device.as_ref().is_some_and(Device::is_block_device);
     let (geometry, owner) = match mode {
@@ -83,6 +84,11 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         opening.sync().map_err(named)?;
     }
     let sequences = opening.sequences(contents.last_sequence, contents.purges.last_sequence());
+    // As builds that do not sign.
+    let is_signed = config.owner != 0;
+    if mode == Mode::Serve && is_signed {
+        opening.begin_sequences(geometry, owner, config.owner, sequences.next).map_err(named)?;
+    }
     let Opening { io, mut recovery, .. } = opening;
     recovery.blocks = contents.index.len() as u64;
     recovery.took_us = begun.elapsed().as_micros() as u64;
@@ -137,6 +143,8 @@ struct Opening {
     is_missing: bool,
     /// A page of the list of purges is damaged in both copies, or could not be read.
     are_purges_missing: bool,
+    /// The first sequence of the daemon that opened the disk last; 0 if that is not known.
+    first_of_last: u64,
 }
 
 /// What the segments' headers say.
@@ -158,9 +166,9 @@ impl Opening {
         new_id: u128,
         is_block_device: bool,
     ) -> Result<(Geometry, Owner)> {
-        let before = self.page(0)?;
-        let earlier =
-            before.as_ref().filter(|page| Geometry::decode_superblock(page).is_some()).map(Geometry::owner_in);
+        let before = self.page(0)?.filter(|page| Geometry::decode_superblock(page).is_some());
+        let earlier = before.as_ref().map(Geometry::owner_in);
+        self.first_of_last = before.as_ref().map_or(0, Geometry::first_sequence_in);
         let geometry = match self.geometry(bytes)? {
             Some(geometry) if self.recovery.was_rebuilt => self.rebuild(geometry, config.owner)?,
             Some(geometry) => self.sign(geometry, config.owner)?,
@@ -257,8 +265,20 @@ impl Opening {
     }
 
     fn write_superblock(&mut self, geometry: Geometry, owner: u128) -> Result<()> {
-        self.write_pages(&[(0, geometry.encode_superblock(owner))])?;
+        self.write_pages(&[(0, geometry.encode_superblock(owner, self.first_of_last))])?;
         self.sync()
+    }
+
+    /// Writes down with which number this daemon begins. If a disk loses the daemon's first batch and keeps one behind
+    /// it, the next start finds neither, and must not use the same numbers: the kept batch would count behind its own.
+    fn begin_sequences(&mut self, geometry: Geometry, expected: Owner, owner: u128, first: u64) -> Result<()> {
+        if self.page(0)?.is_some_and(|page| expected.is_of_another(&page, &geometry)) {
+            return Err(taken_by_another());
+        }
+        self.first_of_last = first;
+        // A disk that takes no writes is read all the same.
+        _ = self.write_superblock(geometry, owner);
+        Ok(())
     }
 
     fn rebuild(&mut self, geometry: Geometry, owner: u128) -> Result<Geometry> {
@@ -365,16 +385,18 @@ impl Opening {
     /// that finds nothing new in the log is noted with a number amid the gap above the log: above all that was written
     /// before it, unseen records included, and below the number with which a build goes on that looks at the log alone.
     /// So such a build's blocks are not void when the list is read again, however often the disk was opened and purged
-    /// meanwhile, and also if the end of the log was lost meanwhile, as long as that end is of one daemon.
+    /// meanwhile, and also if the end of the log was lost meanwhile, as long as that end is of one daemon. The next
+    /// number is also above those of the daemon before, whatever is left of its records.
     fn sequences(&self, last_sequence: u64, last_purge: u64) -> Sequences {
         let found = [last_sequence, last_purge];
+        let after_unseen = if self.first_of_last == 0 { 0 } else { self.first_of_last + SEQUENCE_GAP };
         if self.is_missing {
             // Unseen records may be later than the last purge.
-            let last = last_sequence.max(last_purge);
+            let last = last_sequence.max(last_purge).max(self.first_of_last);
             return Sequences { end_of_earlier: last + WIDE_SEQUENCE_GAP / 2, next: last + WIDE_SEQUENCE_GAP, found };
         }
         let gap = if self.are_purges_missing { WIDE_SEQUENCE_GAP } else { SEQUENCE_GAP };
-        let next = last_purge.max(last_sequence + gap);
+        let next = last_purge.max(last_sequence + gap).max(after_unseen);
         Sequences { end_of_earlier: last_sequence + SEQUENCE_GAP / 2, next, found }
     }
 

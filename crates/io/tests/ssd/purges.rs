@@ -236,6 +236,36 @@ fn what_lies_behind_a_batch_that_a_power_loss_took_is_purged_as_well() {
     }
 }
 
+/// The disk said that it had kept both batches of a daemon, and had lost the first. The next daemon goes on in its
+/// place, with a batch of as many pages.
+#[test]
+fn what_lies_behind_a_batch_that_the_disk_lost_never_counts_behind_a_later_one() {
+    let mut bed = Bed::open(&blank(&small_config(), 8), &small_config(), None).unwrap();
+    bed.store_all([(0, 9000)]);
+    assert!(remove_all(&mut bed));
+    bed.settle();
+    let before = bed.disk.image();
+    let mut bed = reopened(before.clone());
+    bed.store_all([(10, 9000)]);
+    bed.settle();
+    let first = bed.disk.image();
+    bed.store_all([(11, 9000)]);
+    bed.settle();
+    let mut image = bed.disk.image();
+    for page in (1 << 20..image.len()).step_by(PAGE).map(|at| at..at + PAGE) {
+        if first[page.clone()] != before[page.clone()] {
+            image[page.clone()].copy_from_slice(&before[page]);
+        }
+    }
+    let mut bed = reopened(image);
+    assert!(bed.holds().is_empty(), "the first batch is lost");
+    assert!(note(&mut bed, [7]));
+    bed.store_all([(1, 9000)]);
+    bed.settle();
+    let bed = reopened(bed.disk.image());
+    assert_eq!(bed.holds_numbers().keys().copied().collect::<Vec<_>>(), [1]);
+}
+
 #[test]
 fn a_damaged_copy_of_the_list_is_made_good_from_the_other() {
     let image = purged_image();
