@@ -176,7 +176,7 @@ impl Directory {
     pub fn loss(&self) -> Option<Loss> {
         match self.enter() {
             Ok(root) => self.loss_of(&root),
-            Err(Errno::NOENT | Errno::NOTDIR) => Some(Loss::Gone),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Some(Loss::Gone),
             Err(_) => None,
         }
     }
@@ -185,9 +185,16 @@ impl Directory {
     pub fn loss_of(&self, root: &Folder) -> Option<Loss> {
         match root.folder(OWN_FOLDER).and_then(|folder| read(&folder, MARKER)) {
             Ok((text, _)) => Marker::parse(&text).filter(|marker| marker.id != self.id).map(|_| Loss::Other),
-            Err(Errno::NOENT | Errno::NOTDIR) => Some(Loss::Gone),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Some(Loss::Gone),
             Err(_) => None,
         }
+    }
+
+    /// Whether the object at `path` is certainly not there, looked at anew. A stale handle alone does not say so: the
+    /// object may have been removed, or the server may have forgotten what this mount had open.
+    pub fn has_no(&self, path: &Path) -> bool {
+        let about = self.enter().and_then(|root| root.about(path));
+        matches!(about, Err(Errno::NOENT | Errno::NOTDIR))
     }
 
     /// The directory as it is now.

@@ -177,7 +177,8 @@ impl Sweep<'_> {
                 self.directory.grants.removed(bytes * blocks, count);
             }
             // Somebody else has removed the file.
-            Err(Errno::NOENT | Errno::STALE) => {}
+            Err(Errno::NOENT) => {}
+            Err(Errno::STALE) if self.directory.has_no(&path.join(name)) => {}
             Err(error) => self.stays(&path.join(name), error)?,
         }
         Ok(())

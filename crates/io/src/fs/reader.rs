@@ -33,7 +33,7 @@ pub(super) fn find(directory: &Directory, visit: &mut Visit, op: &Operation) -> 
     match visit.read(directory, |root| root.about(&path)) {
         Ok(about) if is_object_length(about.st_size as u64) => Outcome::Found,
         Ok(_) => Outcome::Absent,
-        Err(error) => not_read(error),
+        Err(error) => not_read(directory, op, error),
     }
 }
 
@@ -53,7 +53,7 @@ pub(super) fn note(directory: &Directory, visit: &mut Visit, op: &Operation, fre
         // Another user's object may not allow this: it then counts as last used when it was stored.
         Ok(true) | Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => Outcome::Found,
         Ok(false) => Outcome::Absent,
-        Err(error) => not_read(error),
+        Err(error) => not_read(directory, op, error),
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) fn load(
     let path = layout::object(&op.key, directory.is_sharded);
     let file = match visit.read(directory, |root| directory.open_object(root, &path)) {
         Ok(file) => file,
-        Err(error) => return not_read(error),
+        Err(error) => return not_read(directory, op, error),
     };
     let read = match read(directory, buffer, op, &file) {
         Err(DAMAGED) => read_again(directory, buffer, op, &file),
@@ -97,7 +97,8 @@ pub(super) fn load(
 
 /// Reads the block into the buffer and returns its checksum, and what is known of its file.
 fn read(directory: &Directory, buffer: &mut Buffer, op: &Operation, file: &File) -> Result<(u64, Stat), Outcome> {
-    let read_bytes = buffer.read_from(file, op.length_bytes).map_err(not_read)?;
+    let read_bytes = buffer.read_from(file, op.length_bytes);
+    let read_bytes = read_bytes.map_err(|error| not_read(directory, op, error))?;
     if read_bytes >= HEADER_BYTES as u64 && directory.sealing.is_later(buffer.head()) {
         return Err(Outcome::Absent);
     }
@@ -176,10 +177,11 @@ fn discard(directory: &Directory, path: &Path, file: &File, op: &Operation) {
     }
 }
 
-fn not_read(error: Errno) -> Outcome {
+fn not_read(directory: &Directory, op: &Operation, error: Errno) -> Outcome {
     match error {
-        // Stale: another host removed the file while it was open here.
-        Errno::NOENT | Errno::NOTDIR | Errno::STALE => Outcome::Absent,
+        Errno::NOENT | Errno::NOTDIR => Outcome::Absent,
+        // Another host may have removed the file while it was open here.
+        Errno::STALE if directory.has_no(&layout::object(&op.key, directory.is_sharded)) => Outcome::Absent,
         error => Outcome::Failed(kind_of(error)),
     }
 }

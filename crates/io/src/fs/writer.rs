@@ -119,7 +119,8 @@ pub(super) fn remove(directory: &Directory, op: &Operation) -> Outcome {
             directory.grants.removed(bytes, count);
             Outcome::Removed
         }
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Outcome::Absent,
+        Err(Errno::NOENT | Errno::NOTDIR) => Outcome::Absent,
+        Err(Errno::STALE) if directory.has_no(&path) => Outcome::Absent,
         Err(error) => Outcome::Failed(kind_of(error)),
     }
 }

@@ -186,9 +186,9 @@ fn a_sweeper_whose_mount_hangs_holds_up_no_load() {
 /// (what fails, how, what a store says to it, what a load says to it); none where it does not come to it.
 const FAILURES: [(&str, i32, Option<ErrorKind>, Option<Outcome>); 11] = [
     ("open", libc::EIO, None, Some(Outcome::Failed(ErrorKind::Io))),
-    ("open", libc::ESTALE, None, Some(Outcome::Absent)),
+    ("open", libc::ESTALE, None, Some(Outcome::Failed(ErrorKind::Io))),
     ("read", libc::EIO, None, Some(Outcome::Failed(ErrorKind::Io))),
-    ("read", libc::ESTALE, None, Some(Outcome::Absent)),
+    ("read", libc::ESTALE, None, Some(Outcome::Failed(ErrorKind::Io))),
     ("open", libc::EACCES, None, Some(Outcome::Failed(ErrorKind::Unsupported))),
     ("write", libc::ENOSPC, Some(ErrorKind::Full), None),
     ("write", libc::EDQUOT, Some(ErrorKind::Full), None),
@@ -218,7 +218,11 @@ fn errors_of_the_filesystem_are_told_and_leave_nothing_behind() {
     }
     mount.harm("look", "fail 5");
     assert_eq!(host.find(1), Outcome::Failed(ErrorKind::Io));
+    mount.harm("remove", &format!("fail {}", libc::ESTALE));
+    let remove = host.op(REMOVE, 1, 0);
+    assert_eq!(host.run(&[remove]), [Outcome::Failed(ErrorKind::Io)], "the file is there still");
     mount.calm();
+    host.verify(1, LENGTH);
     host.is_stored(2, LENGTH);
 }
 
