@@ -63,8 +63,8 @@ pub(super) struct EventLoop {
     discovery: Option<Discovery>,
     /// The node of each slot of a cluster.
     slots: Vec<u16>,
-    /// Operations whose node is not known yet.
-    unrouted: VecDeque<Job>,
+    /// Operations whose node is not known yet, and until when they wait for it.
+    unrouted: VecDeque<(Instant, Job)>,
     queue: Queue,
     ended: Vec<Ended>,
     completions: Vec<Completion>,
@@ -172,7 +172,8 @@ impl EventLoop {
         let nodes = self.nodes.iter().filter_map(Node::due);
         let held = self.held_since.map(|since| since + LONGEST_HELD);
         let refused = self.nodes.iter().filter_map(Node::refuses_until).map(|until| self.begun + until);
-        nodes.chain(self.discovery.as_ref().and_then(Discovery::due)).chain(held).chain(refused).min()
+        let unrouted = self.unrouted.front().map(|(due, _)| *due);
+        nodes.chain(self.discovery.as_ref().and_then(Discovery::due)).chain(held).chain(refused).chain(unrouted).min()
     }
 
     fn on_event(&mut self, token: u64, flags: EventFlags) {
@@ -271,10 +272,11 @@ impl EventLoop {
 
     fn discovery_failed(&mut self, why: &str) {
         let Some(discovery) = &mut self.discovery else { return };
+        let why = format!("cannot find the servers: {}: {why}", discovery.teller());
         discovery.failed(Instant::now(), &mut self.random);
         self.settings.sentinel_access.tls.iter().for_each(Tls::renew_aside);
         self.counters.failed_connects += 1;
-        self.outbox.done().last_error = Some((format!("cannot find the servers: {why}"), Instant::now()));
+        self.outbox.done().last_error = Some((why, Instant::now()));
     }
 
     fn heard(&mut self) {
@@ -292,8 +294,8 @@ impl EventLoop {
             return;
         }
         for mut node in self.nodes.drain(..) {
-            let waiting = node.take_waiting();
-            self.unrouted.extend(waiting);
+            let due = Instant::now() + self.settings.config.operation_timeout;
+            self.unrouted.extend(node.take_waiting().map(|job| (due, job)));
             let connections = node.links.into_iter().filter_map(|link| link.connection);
             for connection in connections {
                 self.counters.connections_lost += u64::from(connection.is_ready());
@@ -340,7 +342,7 @@ impl EventLoop {
     }
 
     fn reroute(&mut self) {
-        for job in std::mem::take(&mut self.unrouted) {
+        for (_, job) in std::mem::take(&mut self.unrouted) {
             self.route(job);
         }
     }
@@ -356,10 +358,14 @@ impl EventLoop {
         let is_known = !self.nodes.is_empty();
         match self.nodes.get(usize::from(node)) {
             Some(_) => self.give(node, job),
-            None if !is_known => self.unrouted.push_back(job),
             None => {
-                // The cluster has a gap; the next map may close it.
-                self.ended.push(in_vain(job));
+                match is_known {
+                    // The cluster has a gap; the next map may close it.
+                    true => self.ended.push(in_vain(job)),
+                    false => {
+                        self.unrouted.push_back((Instant::now() + self.settings.config.operation_timeout, job));
+                    }
+                }
                 self.discovery.iter_mut().for_each(Discovery::want);
             }
         }
@@ -389,7 +395,8 @@ impl EventLoop {
     }
 
     fn cancel(&mut self, id: OpId) {
-        let unrouted = self.unrouted.iter().position(|job| job.op.id == id).and_then(|at| self.unrouted.remove(at));
+        let unrouted = self.unrouted.iter().position(|(_, job)| job.op.id == id);
+        let unrouted = unrouted.and_then(|at| self.unrouted.remove(at)).map(|(_, job)| job);
         let waiting = unrouted.or_else(|| self.nodes.iter_mut().find_map(|node| node.withdraw(id)));
         let mut connections =
             self.nodes.iter_mut().flat_map(|node| &mut node.links).filter_map(|link| link.connection.as_mut());
@@ -400,8 +407,11 @@ impl EventLoop {
         }
     }
 
-    /// Ends connections that are past a deadline, or were leaving.
+    /// Ends connections that are past a deadline, or were leaving, and operations that have found no node in time.
     fn expire(&mut self, now: Instant) {
+        while let Some((_, job)) = self.unrouted.pop_front_if(|(due, _)| *due <= now) {
+            self.ended.push(Ended { job, verdict: Verdict::Done(Outcome::Failed(ErrorKind::Timeout)) });
+        }
         for node in 0..self.nodes.len() {
             for link in 0..self.nodes[node].links.len() {
                 let connection = self.nodes[node].links[link].connection.as_ref();
@@ -466,7 +476,7 @@ impl EventLoop {
             }
         }
         if self.discovery.as_ref().is_some_and(|discovery| !discovery.is_hopeful()) {
-            self.ended.extend(self.unrouted.drain(..).map(in_vain));
+            self.ended.extend(self.unrouted.drain(..).map(|(_, job)| in_vain(job)));
         }
     }
 

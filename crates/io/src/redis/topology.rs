@@ -18,6 +18,9 @@ use super::shared::Inbox;
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 /// Limit on the servers that are asked in turn.
 const MOST_SERVERS: usize = 64;
+/// Why a node is not believed that has left its cluster.
+const NO_SLOTS: &str = "it knows no node that has slots (hint: let it join the cluster, or take it out of \
+                        `tier.redis.urls`)";
 
 /// A discovered topology.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -56,6 +59,11 @@ impl Discovery {
         let dialers = settings.addresses.iter().cloned().map(Dialer::new).collect();
         let backoff = Backoff::new(now);
         Some(Discovery { dialers, at: 0, greeting, is_wanted: true, backoff, connection: None })
+    }
+
+    /// The server that is asked, or that will be.
+    pub fn teller(&self) -> &Address {
+        &self.dialers[self.at].address
     }
 
     /// Whether an answer may still come before another failure.
@@ -98,7 +106,7 @@ impl Discovery {
     /// Parses the answer; an error if it has no topology.
     pub fn read(&mut self, now: Instant) -> Result<Found, String> {
         let answer = self.connection.as_mut().and_then(|connection| connection.answer.take());
-        let teller = &self.dialers[self.at].address;
+        let teller = self.teller();
         let found = found(&answer.unwrap_or(Reply::Null), teller)?;
         self.connection = None;
         self.is_wanted = false;
@@ -150,6 +158,8 @@ pub(super) fn found(answer: &Reply, teller: &Address) -> Result<Found, String> {
     match answer {
         Reply::Error(text) => Err(format!("it refused the question: {text}")),
         Reply::Null => Err("the sentinel knows no master of this name".to_string()),
+        // Of a cluster that has not begun, or that the node has left.
+        Reply::Array(items) if items.is_empty() => Err(NO_SLOTS.to_string()),
         Reply::Array(items) => match items.as_slice() {
             [host @ Reply::Text(_), port @ Reply::Text(_)] => master(host, port, teller),
             ranges => ranges.iter().map(|range| range_of(range, teller)).collect::<Option<_>>().map(Found::Map),
@@ -170,7 +180,8 @@ fn range_of(range: &Reply, teller: &Address) -> Option<(u16, u16, Address)> {
     let [host, port, ..] = node.items()? else { return None };
     let host = if *host == Reply::Null { "" } else { host.text()? };
     let address = Address::of_node(host, u16::try_from(port.integer()?).ok()?, teller)?;
-    Some((slot(first)?, slot(last)?, address))
+    let (first, last) = (slot(first)?, slot(last)?);
+    (first <= last).then_some((first, last, address))
 }
 
 #[cfg(test)]
@@ -201,6 +212,11 @@ mod tests {
         let expected = vec![(0, 8000, tcp("10.0.0.2", 7000)), (8001, 16_383, tcp("10.0.0.1", 7001))];
         assert_eq!(read(map), Ok(Found::Map(expected)));
         assert!(read(b"*1\r\n*3\r\n:0\r\n:16384\r\n*2\r\n$1\r\na\r\n:1\r\n").is_err(), "no such slot");
+        assert!(
+            read(b"*1\r\n*3\r\n:9\r\n:7\r\n*2\r\n$1\r\na\r\n:1\r\n").is_err(),
+            "a range that ends before it begins"
+        );
+        assert_eq!(read(b"*0\r\n"), Err(NO_SLOTS.to_string()));
     }
 
     mod fuzz {
@@ -219,7 +235,10 @@ mod tests {
                 let Ok(Some((answer, _))) = reply(bytes) else { return Err(String::new()) };
                 let found = found(&answer, &teller)?;
                 if let Found::Map(ranges) = &found {
-                    assert!(ranges.iter().all(|(first, last, _)| *first < SLOTS && *last < SLOTS), "{ranges:?}");
+                    assert!(
+                        !ranges.is_empty() && ranges.iter().all(|(first, last, _)| first <= last && *last < SLOTS),
+                        "{ranges:?}"
+                    );
                 }
                 Ok(found.addresses().len())
             });

@@ -1,15 +1,18 @@
 //! Three masters that share the slots, and slots that move while they are used.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
 use forebay_core::decorate::Timed;
-use forebay_core::tier::{Outcome, Tier};
+use forebay_core::tier::{Health, Outcome, Tier};
 use forebay_io::redis::{Mode, RedisConfig};
 use rustix::process::Signal;
 
 use crate::bed::{Bed, config, key, loaded, name_of};
 use crate::conform::Suited;
+use crate::fake::{Answer, Fake, Then, well_behaved};
 use crate::purge::{OWN, emptied, empty};
 use crate::servers::{Admin, BOTH, Kind, Server, free_port, until};
 
@@ -20,13 +23,20 @@ struct Cluster {
 
 impl Cluster {
     fn start(kind: Kind) -> Cluster {
-        let node = |_| {
-            // Redis 6 has no `cluster-port`: the bus listens 10,000 above, which must be a port.
-            let port = std::iter::repeat_with(free_port).find(|port| *port < 50_000).unwrap();
-            Server::on_given_port(kind, &["--cluster-enabled", "yes", "--cluster-node-timeout", "60000"], port)
-        };
-        let nodes: Vec<Server> = (0..3).map(node).collect();
+        let cluster = Cluster::apart(kind);
+        cluster.form();
+        cluster
+    }
+
+    /// The nodes before they know each other, or have slots.
+    fn apart(kind: Kind) -> Cluster {
+        let nodes: Vec<Server> = (0..3).map(|_| node(kind)).collect();
         let ids = nodes.iter().map(|node| node.admin().must(&["CLUSTER", "MYID"])).collect();
+        Cluster { nodes, ids }
+    }
+
+    fn form(&self) {
+        let nodes = &self.nodes;
         for (at, node) in nodes.iter().enumerate() {
             let slots = (0..16_384u32).filter(|slot| *slot as usize * 3 / 16_384 == at).map(|slot| slot.to_string());
             let words: Vec<String> = ["CLUSTER".to_string(), "ADDSLOTS".to_string()].into_iter().chain(slots).collect();
@@ -38,8 +48,7 @@ impl Cluster {
             let info = node.admin().ask(&["CLUSTER", "INFO"]);
             info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
         };
-        until(|| nodes.iter().all(is_whole), || format!("the cluster of {kind:?} does not form"));
-        Cluster { nodes, ids }
+        until(|| nodes.iter().all(is_whole), || "the cluster does not form".to_string());
     }
 
     fn config(&self) -> RedisConfig {
@@ -61,6 +70,13 @@ impl Cluster {
     fn set_slot(&self, at: usize, slot: usize, state: &str, node: usize) {
         self.nodes[at].admin().must(&["CLUSTER", "SETSLOT", &slot.to_string(), state, &self.ids[node]]);
     }
+}
+
+/// A node of no cluster yet.
+fn node(kind: Kind) -> Server {
+    // Redis 6 has no `cluster-port`: the bus listens 10,000 above, which must be a port.
+    let port = std::iter::repeat_with(free_port).find(|port| *port < 50_000).unwrap();
+    Server::on_given_port(kind, &["--cluster-enabled", "yes", "--cluster-node-timeout", "60000"], port)
 }
 
 #[test]
@@ -177,7 +193,7 @@ fn a_node_that_is_gone_costs_its_own_blocks() {
             _ => assert_eq!(outcome, loaded(number, 4096)),
         }
     }
-    assert_eq!(bed.redis.health(), forebay_core::tier::Health::Healthy, "two of three serve");
+    assert_eq!(bed.redis.health(), Health::Healthy, "two of three serve");
 }
 
 #[test]
@@ -198,7 +214,7 @@ fn a_node_that_hangs_is_left_alone_and_the_others_are_read() {
     let config = cluster.config();
     assert!(begun.elapsed() < config.connect_timeout / 2, "it was not waited for: {:?}", begun.elapsed());
     assert_eq!(bed.redis.report().counters.breakers_opened, 1);
-    assert_eq!(bed.redis.health(), forebay_core::tier::Health::Healthy, "two of three serve");
+    assert_eq!(bed.redis.health(), Health::Healthy, "two of three serve");
     cluster.nodes[2].signal(Signal::CONT);
     until(|| bed.look(hung[9], 4096) == loaded(hung[9], 4096), || "the node is not tried again".to_string());
 }
@@ -275,4 +291,89 @@ fn a_cluster_that_was_configured_as_one_server_says_so() {
     let elsewhere = (0..).find(|number| cluster.node_of(&name_of(&key(*number))) != 0).unwrap();
     assert!(matches!(bed.look(elsewhere, 4096), Outcome::Failed(_)));
     assert!(bed.redis.report().last_error.is_some_and(|(why, _)| why.contains("cluster")));
+}
+
+#[test]
+fn a_node_that_has_left_the_cluster_is_not_believed() {
+    for kind in BOTH {
+        let (cluster, left) = (Cluster::start(kind), node(kind));
+        let urls = vec![left.tcp_url(), cluster.nodes[1].tcp_url()];
+        let mut bed = Bed::ready(&RedisConfig { urls, ..cluster.config() });
+        bed.store_all(0..30, 4096);
+        assert_eq!(bed.look(7, 4096), loaded(7, 4096), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_cluster_that_is_made_after_the_start_is_found_and_says_until_then_what_it_lacks() {
+    for kind in BOTH {
+        let cluster = Cluster::apart(kind);
+        let mut bed = Bed::open(&cluster.config());
+        assert_eq!(bed.look(7, 4096), Outcome::Failed(ErrorKind::Unavailable), "{kind:?}");
+        let store = bed.store(7, 0, 4096);
+        assert_eq!(bed.run(&[store]), [Outcome::Failed(ErrorKind::Unavailable)], "{kind:?}");
+        assert_eq!(bed.redis.health(), Health::Sick(ErrorKind::Unavailable));
+        let (why, _) = bed.redis.report().last_error.expect("there was an error");
+        let says = format!("127.0.0.1:{}: it knows no node that has slots", cluster.nodes[0].port.unwrap());
+        assert!(why.contains(&says) && why.contains("hint:"), "{why}");
+        cluster.form();
+        bed.await_service();
+        bed.store_all(0..30, 4096);
+    }
+}
+
+/// A server that has each map of slots from `maps` once, the last one for ever, and counts the questions.
+fn teller(maps: Vec<Vec<u8>>) -> (Fake, Arc<AtomicUsize>) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let fake = Fake::start_tcp(move |_| {
+        let (maps, count) = (maps.clone(), count.clone());
+        Box::new(move |command, store| match command[0].as_slice() {
+            b"CLUSTER" => Answer::say(maps[count.fetch_add(1, Ordering::Relaxed).min(maps.len() - 1)].clone()),
+            _ => Answer::say(well_behaved(command, store)),
+        })
+    });
+    (fake, asked)
+}
+
+/// All slots at this server.
+fn map_of(server: &Fake) -> Vec<u8> {
+    let port = server.url().rsplit_once(':').unwrap().1.to_string();
+    format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n").into_bytes()
+}
+
+#[test]
+fn the_last_map_is_kept_where_a_node_has_none_any_more() {
+    let closes = Arc::new(AtomicBool::new(false));
+    let is_told = closes.clone();
+    let server = Fake::start_tcp(move |_| {
+        let closes = is_told.clone();
+        Box::new(move |command, store| {
+            let then = if closes.swap(false, Ordering::Relaxed) { Then::Close } else { Then::GoOn };
+            Answer { then, ..Answer::say(well_behaved(command, store)) }
+        })
+    });
+    let (teller, asked) = teller(vec![map_of(&server), map_of(&server), b"*0\r\n".to_vec()]);
+    // Two threads ask once each.
+    let mut bed = Bed::ready(&RedisConfig { mode: Mode::Cluster, connections: 1, ..config(&teller.url()) });
+    bed.store_all([7], 4096);
+    until(
+        || {
+            // A connection that ends is a reason to ask again.
+            closes.store(true, Ordering::Relaxed);
+            bed.look(7, 4096);
+            asked.load(Ordering::Relaxed) > 4
+        },
+        || "the map is not asked for again".to_string(),
+    );
+    closes.store(false, Ordering::Relaxed);
+    until(|| bed.look(7, 4096) == loaded(7, 4096), || "the map was lost".to_string());
+}
+
+#[test]
+fn what_waits_for_a_map_waits_no_longer_than_an_operation_may_take() {
+    let teller = Fake::start_tcp(|_| Box::new(|_, _| Answer { then: Then::Hang, ..Answer::say("") }));
+    let config = RedisConfig { mode: Mode::Cluster, ..config(&teller.url()) };
+    let mut bed = Bed::open(&RedisConfig { operation_timeout: Duration::from_millis(500), ..config });
+    assert_eq!(bed.look(7, 4096), Outcome::Failed(ErrorKind::Timeout), "not unavailable, when the connection ends");
 }
