@@ -27,9 +27,10 @@ const FINDER: &CStr = c"cuGetProcAddress_v2";
 
 type Finder = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> u32;
 
-/// A table with a field for each function of the driver; `load` asks for them.
+/// A table with a field for each function of the driver; `load` asks for them. The column of HIP's names is for whoever
+/// ports this engine: nothing was built or run with them, and no build loads AMD's library. docs/hip.md shows them.
 macro_rules! table {
-    ($($field:ident: $symbol:literal, $version:literal, ($($argument:ty),*);)*) => {
+    ($($field:ident: $symbol:literal, $version:literal, $hip:expr, ($($argument:ty),*);)*) => {
         struct Table { $($field: Option<unsafe extern "C" fn($($argument),*) -> u32>,)* }
 
         impl Table {
@@ -41,55 +42,71 @@ macro_rules! table {
                 },)* }
             }
         }
+
+        #[cfg(test)]
+        const NAMES: &[(&CStr, c_int, tests::Hip)] = {
+            use tests::Hip::{Differs, Lacks, Same};
+            use tests::OLD;
+            &[$(($symbol, $version, $hip)),*]
+        };
     };
 }
 
 table! {
-    init: c"cuInit", 2000, (c_uint);
-    version: c"cuDriverGetVersion", 2020, (*mut c_int);
-    error_name: c"cuGetErrorName", 6000, (u32, *mut *const c_char);
-    device_count: c"cuDeviceGetCount", 2000, (*mut c_int);
-    device: c"cuDeviceGet", 2000, (*mut c_int, c_int);
-    name: c"cuDeviceGetName", 2000, (*mut c_char, c_int, c_int);
-    attribute: c"cuDeviceGetAttribute", 2000, (*mut c_int, c_uint, c_int);
-    pci_bus_id: c"cuDeviceGetPCIBusId", 4010, (*mut c_char, c_int, c_int);
-    uuid: c"cuDeviceGetUuid", 11040, (*mut [u8; 16], c_int);
-    retain_primary: c"cuDevicePrimaryCtxRetain", 7000, (*mut u64, c_int);
-    release_primary: c"cuDevicePrimaryCtxRelease", 11000, (c_int);
-    set_current: c"cuCtxSetCurrent", 4000, (u64);
-    push_current: c"cuCtxPushCurrent", 4000, (u64);
-    pop_current: c"cuCtxPopCurrent", 4000, (*mut u64);
-    capture_mode: c"cuThreadExchangeStreamCaptureMode", 10010, (*mut c_uint);
-    priorities: c"cuCtxGetStreamPriorityRange", 5050, (*mut c_int, *mut c_int);
-    create_stream: c"cuStreamCreateWithPriority", 5050, (*mut u64, c_uint, c_int);
-    destroy_stream: c"cuStreamDestroy", 4000, (u64);
-    stream_wait: c"cuStreamWaitEvent", 3020, (u64, u64, c_uint);
-    query_stream: c"cuStreamQuery", 2000, (u64);
-    is_capturing: c"cuStreamIsCapturing", 10000, (u64, *mut c_uint);
-    create_event: c"cuEventCreate", 2000, (*mut u64, c_uint);
-    destroy_event: c"cuEventDestroy", 4000, (u64);
-    record: c"cuEventRecord", 2000, (u64, u64);
-    query_event: c"cuEventQuery", 2000, (u64);
-    synchronize: c"cuEventSynchronize", 2000, (u64);
-    register: c"cuMemHostRegister", 6050, (*mut c_void, usize, c_uint);
-    unregister: c"cuMemHostUnregister", 4000, (*mut c_void);
-    alloc_host: c"cuMemHostAlloc", 2020, (*mut *mut c_void, usize, c_uint);
-    free_host: c"cuMemFreeHost", 2000, (*mut c_void);
-    alloc_device: c"cuMemAlloc", 3020, (*mut u64, usize);
-    free_device: c"cuMemFree", 3020, (u64);
-    pointer: c"cuPointerGetAttributes", 7000, (c_uint, *const c_uint, *const *mut c_void, u64);
-    copy: c"cuMemcpyAsync", 4000, (u64, u64, usize, u64);
-    copy_rows: c"cuMemcpy2DAsync", 3020, (*const CopyRows, u64);
+    init: c"cuInit", 2000, Same("hipInit"), (c_uint);
+    version: c"cuDriverGetVersion", 2020,
+        Differs("hipDriverGetVersion", "10,000,000 for each major version, 100,000 for each minor one"),
+        (*mut c_int);
+    error_name: c"cuGetErrorName", 6000, Same("hipDrvGetErrorName"), (u32, *mut *const c_char);
+    device_count: c"cuDeviceGetCount", 2000, Same("hipGetDeviceCount"), (*mut c_int);
+    device: c"cuDeviceGet", 2000, Same("hipDeviceGet"), (*mut c_int, c_int);
+    name: c"cuDeviceGetName", 2000, Same("hipDeviceGetName"), (*mut c_char, c_int, c_int);
+    attribute: c"cuDeviceGetAttribute", 2000, Differs("hipDeviceGetAttribute", "attributes have other numbers"),
+        (*mut c_int, c_uint, c_int);
+    pci_bus_id: c"cuDeviceGetPCIBusId", 4010, Same("hipDeviceGetPCIBusId"), (*mut c_char, c_int, c_int);
+    uuid: c"cuDeviceGetUuid", 11040, Same("hipDeviceGetUuid"), (*mut [u8; 16], c_int);
+    retain_primary: c"cuDevicePrimaryCtxRetain", 7000, Differs("hipDevicePrimaryCtxRetain", OLD),
+        (*mut u64, c_int);
+    release_primary: c"cuDevicePrimaryCtxRelease", 11000, Differs("hipDevicePrimaryCtxRelease", OLD), (c_int);
+    set_current: c"cuCtxSetCurrent", 4000, Differs("hipCtxSetCurrent", OLD), (u64);
+    push_current: c"cuCtxPushCurrent", 4000, Differs("hipCtxPushCurrent", OLD), (u64);
+    pop_current: c"cuCtxPopCurrent", 4000, Differs("hipCtxPopCurrent", OLD), (*mut u64);
+    capture_mode: c"cuThreadExchangeStreamCaptureMode", 10010, Same("hipThreadExchangeStreamCaptureMode"),
+        (*mut c_uint);
+    priorities: c"cuCtxGetStreamPriorityRange", 5050, Same("hipDeviceGetStreamPriorityRange"), (*mut c_int, *mut c_int);
+    create_stream: c"cuStreamCreateWithPriority", 5050, Same("hipStreamCreateWithPriority"), (*mut u64, c_uint, c_int);
+    destroy_stream: c"cuStreamDestroy", 4000, Same("hipStreamDestroy"), (u64);
+    stream_wait: c"cuStreamWaitEvent", 3020, Same("hipStreamWaitEvent"), (u64, u64, c_uint);
+    query_stream: c"cuStreamQuery", 2000, Same("hipStreamQuery"), (u64);
+    is_capturing: c"cuStreamIsCapturing", 10000, Same("hipStreamIsCapturing"), (u64, *mut c_uint);
+    create_event: c"cuEventCreate", 2000, Same("hipEventCreateWithFlags"), (*mut u64, c_uint);
+    destroy_event: c"cuEventDestroy", 4000, Same("hipEventDestroy"), (u64);
+    record: c"cuEventRecord", 2000, Same("hipEventRecord"), (u64, u64);
+    query_event: c"cuEventQuery", 2000, Same("hipEventQuery"), (u64);
+    synchronize: c"cuEventSynchronize", 2000, Same("hipEventSynchronize"), (u64);
+    register: c"cuMemHostRegister", 6050, Same("hipHostRegister"), (*mut c_void, usize, c_uint);
+    unregister: c"cuMemHostUnregister", 4000, Same("hipHostUnregister"), (*mut c_void);
+    alloc_host: c"cuMemHostAlloc", 2020, Same("hipHostMalloc"), (*mut *mut c_void, usize, c_uint);
+    free_host: c"cuMemFreeHost", 2000, Same("hipHostFree"), (*mut c_void);
+    alloc_device: c"cuMemAlloc", 3020, Same("hipMalloc"), (*mut u64, usize);
+    free_device: c"cuMemFree", 3020, Same("hipFree"), (u64);
+    pointer: c"cuPointerGetAttributes", 7000,
+        Differs("hipDrvPointerGetAttributes", "before HIP 6, memory of a device has type 1 instead of 2"),
+        (c_uint, *const c_uint, *const *mut c_void, u64);
+    copy: c"cuMemcpyAsync", 4000, Differs("hipMemcpyAsync", "one argument more: the direction"), (u64, u64, usize, u64);
+    copy_rows: c"cuMemcpy2DAsync", 3020, Differs("hipMemcpyParam2DAsync", "unified memory has type 11 instead of 4"),
+        (*const CopyRows, u64);
     // The same function with two signatures; a driver below 13.0 knows the first alone.
-    batch_12: c"cuMemcpyBatchAsync", 12080,
+    batch_12: c"cuMemcpyBatchAsync", 12080, Differs("hipMemcpyBatchAsync", "from HIP 7.1 on"),
         (*mut u64, *mut u64, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, *mut usize, u64);
-    batch_13: c"cuMemcpyBatchAsync", 13000,
+    batch_13: c"cuMemcpyBatchAsync", 13000, Lacks("the function has the nine arguments of CUDA 12.8"),
         (*mut u64, *mut u64, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, u64);
-    load_module: c"cuModuleLoadData", 2000, (*mut u64, *const c_void);
-    unload_module: c"cuModuleUnload", 2000, (u64);
-    function: c"cuModuleGetFunction", 2000, (*mut u64, u64, *const c_char);
+    load_module: c"cuModuleLoadData", 2000, Differs("hipModuleLoadData", "compiled code of one family of GPUs, no PTX"),
+        (*mut u64, *const c_void);
+    unload_module: c"cuModuleUnload", 2000, Same("hipModuleUnload"), (u64);
+    function: c"cuModuleGetFunction", 2000, Same("hipModuleGetFunction"), (*mut u64, u64, *const c_char);
     // The grid and the blocks in three dimensions each, shared memory, stream, parameters, another way to pass them.
-    launch: c"cuLaunchKernel", 4000,
+    launch: c"cuLaunchKernel", 4000, Same("hipModuleLaunchKernel"),
         (u64, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, u64, *const *const c_void, *const *const c_void);
 }
 
@@ -469,7 +486,49 @@ impl Driver for LibCuda {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+
+    /// HIP's function for one of CUDA's, as AMD documents it.
+    pub enum Hip {
+        /// Of the same arguments with the same meaning.
+        Same(&'static str),
+        /// With what is different.
+        Differs(&'static str, &'static str),
+        /// With the reason.
+        Lacks(&'static str),
+    }
+
+    pub const OLD: &str = "deprecated: a device is a thread's context";
+
+    /// As docs/hip.md has it.
+    fn row((cuda, version, hip): &(&CStr, c_int, Hip)) -> String {
+        let cuda = format!("`{}` of CUDA {}.{}", cuda.to_str().unwrap(), version / 1000, version % 1000 / 10);
+        match hip {
+            Hip::Same(name) => format!("| {cuda} | `{name}` | |\n"),
+            Hip::Differs(name, what) => format!("| {cuda} | `{name}` | {what} |\n"),
+            Hip::Lacks(why) => format!("| {cuda} | none | {why} |\n"),
+        }
+    }
+
+    #[test]
+    fn the_page_lists_each_function_with_its_name_in_hip() {
+        let page = include_str!("../../../../docs/hip.md");
+        let head = "| CUDA | HIP | what is different |\n|---|---|---|\n";
+        let wanted = NAMES.iter().fold(head.to_string(), |table, function| table + &row(function));
+        let found = page.find(head).map(|at| page[at..].split("\n\n").next().unwrap().trim_end());
+        assert_eq!(found, Some(wanted.trim_end()), "docs/hip.md needs this table:\n\n{wanted}");
+    }
+
+    #[test]
+    fn no_name_in_hip_stands_for_two_functions_of_cuda() {
+        let mut seen = HashSet::new();
+        for (cuda, _, hip) in NAMES {
+            let (Hip::Same(name) | Hip::Differs(name, _)) = hip else { continue };
+            assert!(name.starts_with("hip") && seen.insert(name), "{name} stands for {cuda:?}, and for another one");
+        }
+    }
 
     #[test]
     fn a_library_that_cannot_be_loaded_is_not_called_missing() {
