@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forebay import EngineSession, Ticket
+from forebay import Client, EngineSession, Ticket
 from forebay.vllm.session import AbsentEngine
 from forebay.vllm.settings import Settings
 from forebay.vllm.slots import PoolSlots
@@ -323,6 +323,29 @@ def test_the_kernel_loads_what_is_in_words_once_it_is_asked_for(
     assert driver.launches() == tested + 1, "one load, one launch"
     gpu.close()
     wait_until("nothing is left open", lambda: driver.open() == gpu.before, SECONDS)
+
+
+def test_the_daemon_knows_how_much_of_the_pool_the_driver_has_registered(
+    driver: Driver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(driver, daemon, monkeypatch)
+    client = Client(str(daemon.socket.parent))
+
+    def registered() -> Any:
+        return [
+            session["registered_bytes"] for session in client.inspect()["sessions"] if session["engine_id"] == "gpu"
+        ]
+
+    gpu.wait_ready()
+    gpu.wait_registered()
+    wait_until("the daemon knows it", lambda: registered() == [64 << 20], SECONDS)
+    gpu.close()
+    wait_until("it is forgotten with the worker", lambda: registered() in ([], [None]), SECONDS)
+    driver.fail("refuse_registrations")
+    gpu = Gpu(driver, daemon, monkeypatch)
+    wait_until("none is registered", lambda: registered() == [0], SECONDS)
+    gpu.close()
+    client.close()
 
 
 def test_a_pool_that_the_driver_does_not_register_is_served_and_the_reason_is_logged_once(

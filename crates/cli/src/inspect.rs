@@ -317,6 +317,7 @@ fn sessions(sessions: &[SessionInfo]) -> String {
         ">leases",
         ">leased",
         ">reserved",
+        ">registered",
         "saved",
     ]);
     for session in sessions {
@@ -329,6 +330,7 @@ fn sessions(sessions: &[SessionInfo]) -> String {
             session.leases.to_string(),
             session.leased_blocks.to_string(),
             session.reserved_blocks.to_string(),
+            session.registered_bytes.map_or("-".to_string(), size),
             saved(session.saved_tokens, session.saved_prefill_us),
         ]);
     }
@@ -481,6 +483,7 @@ fn session_json(session: &SessionInfo) -> Value {
         "reserved_blocks": session.reserved_blocks,
         "saved_tokens": session.saved_tokens,
         "saved_prefill_us": session.saved_prefill_us,
+        "registered_bytes": session.registered_bytes,
     })
 }
 
@@ -525,6 +528,7 @@ mod tests {
             is_connected,
             saved_tokens: if is_connected { 12_345 } else { 0 },
             saved_prefill_us: if is_connected { 6_700_000 } else { 0 },
+            registered_bytes: is_connected.then_some(1 << 30),
         };
         let disk = DiskInfo {
             name: "/mnt/forebay".to_string(),

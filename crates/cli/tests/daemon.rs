@@ -193,3 +193,35 @@ fn a_worker_that_does_not_hear_of_memory_is_told_nothing_but_its_slices() {
     let _other = Worker::attach(&place, Worker::request("early", 1, 2, 4096), None);
     assert_eq!(early.hear().populated_units, None, "its slices are the first that it hears of");
 }
+
+/// What `inspect` shows of the engine's registered memory.
+fn registered(place: &Place) -> Value {
+    ask(place, "inspect", &["--json"]).json()["sessions"][0]["registered_bytes"].clone()
+}
+
+#[test]
+fn what_the_workers_have_registered_with_the_driver_is_shown_while_they_are_attached() {
+    let place = Place::new();
+    let daemon = start(&place, &["--http.address", "127.0.0.1:0"]);
+    let [first, second] = [0, 1].map(|rank| Worker::attach(&place, Worker::request("gpu", rank, 2, 4096), None));
+    assert!(first.reply.hears_registered);
+    assert_eq!(registered(&place), Value::Null, "no worker has said that it copies from and to a GPU");
+    first.register(64 << 20);
+    wait_until("the first worker is counted", || registered(&place) == 64 << 20);
+    second.register(0);
+    wait_until("the least counts", || registered(&place) == 0);
+    let told = ask(&place, "doctor", &["--json"]).json();
+    let checks = told["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["name"] == "registered").expect("a check");
+    assert_eq!((&check["verdict"], check["hint"].is_string()), (&"warn".into(), true), "{check}");
+    second.register(32 << 20);
+    wait_until("it has registered more", || registered(&place) == 32 << 20);
+    let metrics = daemon.page("/metrics");
+    for line in ["forebay_gpu_workers 2", "forebay_registered_bytes 100663296"] {
+        assert!(metrics.lines().any(|other| other == line), "{line} is not in\n{metrics}");
+    }
+    drop(second);
+    wait_until("it is forgotten with its connection", || registered(&place) == 64 << 20);
+    first.register(1 << 40);
+    wait_until("more than the pool has is not believed", || registered(&place) == Value::Null);
+}

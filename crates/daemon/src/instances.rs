@@ -95,6 +95,8 @@ pub struct Worker {
     pub groups: Vec<RankGroup>,
     /// It knows where its slices lie.
     pub is_ready: bool,
+    /// Of the pool's memory, with its GPU's driver; `None` until it says so, as of one that copies from and to no GPU.
+    pub registered_bytes: Option<u64>,
     /// Wakes the connection's task when all ranks are there.
     pub ready: mpsc::Sender<()>,
 }

@@ -58,6 +58,10 @@ pub struct Pool {
 pub struct Clients {
     pub sessions: u64,
     pub attached_workers: u64,
+    /// Those of them that copy from and to a GPU, and the bytes of the pool that all of these have registered with its
+    /// driver.
+    pub gpu_workers: u64,
+    pub registered_bytes: u64,
     pub namespaces: u64,
     /// That have connected since the daemon started.
     pub users: Vec<User>,

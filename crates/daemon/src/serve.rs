@@ -278,6 +278,8 @@ impl http::Source for Pages {
             clients: ClientNumbers {
                 sessions: state.instances.iter().filter(|(_, member)| member.session.is_some()).count() as u64,
                 attached_workers: state.instances.iter().map(|(_, member)| member.workers.len() as u64).sum(),
+                gpu_workers: registered(&state).count() as u64,
+                registered_bytes: registered(&state).sum(),
                 namespaces: state.namespaces.len() as u64,
                 users: self.clients.reports(),
             },
@@ -289,6 +291,12 @@ impl http::Source for Pages {
             start_time_seconds: self.start_time_seconds,
         })
     }
+}
+
+/// Of each worker that copies from and to a GPU: bytes of the pool that it has registered with the driver.
+fn registered(state: &State) -> impl Iterator<Item = u64> {
+    let workers = state.instances.iter().flat_map(|(_, member)| member.workers.values());
+    workers.filter_map(|worker| worker.registered_bytes)
 }
 
 pub fn pool_config(config: &Config) -> PoolConfig {

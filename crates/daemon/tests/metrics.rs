@@ -176,6 +176,8 @@ fn snapshot() -> Snapshot {
         clients: Clients {
             sessions: 70,
             attached_workers: 71,
+            gpu_workers: 75,
+            registered_bytes: 76,
             namespaces: 72,
             users: vec![User {
                 uid: 1000,
@@ -245,7 +247,7 @@ fn every_number_is_written_under_its_own_name() {
         .chain([208, 210, 211, 212, 213, 214, 215, 220, 222, 223, 224, 226, 227, 228]);
     // Of those that were taken, what became of each is told.
     let operations = [231, 232, 233, 234, 235, 241, 242, 243, 244, 245];
-    let counts = counts.chain(below).chain(operations).chain(250..=255).chain([270, 271]);
+    let counts = counts.chain(below).chain(operations).chain(250..=255).chain([75, 76, 270, 271]);
     for count in
         counts.chain(101..=108).chain([180, 182, 183, 190, 192, 193, 194]).chain([500 - 413, 600 - 423, 90, 73])
     {

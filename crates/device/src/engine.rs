@@ -13,6 +13,9 @@ use forebay_core::Result;
 use crate::copy::Memory;
 use crate::job::{Completion, Job, JobId, Until};
 
+/// Called when there is something to look at.
+pub type Bell = Box<dyn Fn() + Send + Sync>;
+
 /// A pool mapping attached to an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct PoolId(pub u32);
@@ -25,6 +28,10 @@ pub trait CopyEngine: Send + Sync {
     /// Says that so many bytes at the pool's start have memory by now. A device's engine pins no other memory, which
     /// that would populate with small pages. Jobs may touch any of it all the same.
     fn populated(&self, pool: PoolId, bytes: u64);
+
+    /// Rings after each change of [`EngineReport::registered_bytes`] that nobody asked for, on a thread of the engine,
+    /// which must not wait in it. Only the first bell is taken. A host's engine has no use for one.
+    fn ring_when_registered(&self, bell: Bell);
 
     /// Refuses new jobs on the pool. Jobs in flight continue; the mapping's owner is dropped after the last one.
     /// `NotFound` if the pool is not attached.

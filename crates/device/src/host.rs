@@ -19,7 +19,7 @@ use forebay_core::checksum::{self, Checksum};
 use forebay_core::{Error, ErrorKind, Result};
 
 use crate::copy::{self, Level, Memory};
-use crate::engine::{CopyEngine, EngineReport, PoolId};
+use crate::engine::{Bell, CopyEngine, EngineReport, PoolId};
 use crate::job::{Completion, Direction, Job, JobId, Outcome, Until};
 use crate::plan::{self, Part, Spread, Tile};
 use crate::tensor::{Place, Tensors};
@@ -92,6 +92,8 @@ impl CopyEngine for HostCopyEngine {
     }
 
     fn populated(&self, _pool: PoolId, _bytes: u64) {}
+
+    fn ring_when_registered(&self, _bell: Bell) {}
 
     fn detach_pool(&self, pool: PoolId) -> Result<()> {
         let detached = self.shared.lock().pools.remove(&pool);

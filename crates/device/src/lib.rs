@@ -23,7 +23,7 @@ pub mod tensor;
 mod tests;
 
 pub use copy::{Level, Memory};
-pub use engine::{CopyEngine, EngineReport, PoolId};
+pub use engine::{Bell, CopyEngine, EngineReport, PoolId};
 pub use host::{HostCopyEngine, HostOptions};
 pub use job::{After, Completion, Direction, Item, Job, JobId, Outcome, SlotGuard, Until};
 pub use tensor::{PageRef, Place, Tensor, Tensors};

@@ -337,6 +337,7 @@ fn session_dict<'py>(py: Python<'py>, session: &SessionInfo) -> PyResult<Bound<'
     entry.set_item("instance", session.instance)?;
     entry.set_item("engine_id", &session.engine_id)?;
     entry.set_item("is_connected", session.is_connected)?;
+    entry.set_item("registered_bytes", session.registered_bytes)?;
     Ok(entry)
 }
 

@@ -18,7 +18,7 @@ use forebay_rpc::{PROTOCOL_VERSION, RPC_SOCKET, from_status};
 
 use super::Check;
 use crate::client;
-use crate::output::size;
+use crate::output::{escaped, size};
 
 /// What a running daemon says of its pool.
 pub struct Holdings {
@@ -72,9 +72,11 @@ pub async fn examine(config: &Config) -> Findings {
         huge_bytes: reply.huge_bytes,
     };
     let engines = engines(&reply.sessions);
+    let registered = registered(&reply.sessions, reply.populated_bytes);
     let [versions, self_test] = self_test(directory, &reply.classes).await;
     let cores = cores(Duration::from_micros(reply.core_wait_us), reply.runs, reply.core_quota);
-    let checks = vec![check, versions, self_test, engines, limits(&reply.users), cores];
+    let checks = [check, versions, self_test, engines].into_iter().chain(registered);
+    let checks = checks.chain([limits(&reply.users), cores]).collect();
     Findings { checks, holdings: Some(holdings), tiers: Some(reply.tiers), is_silent: false }
 }
 
@@ -174,6 +176,31 @@ fn engines(sessions: &[SessionInfo]) -> Check {
         ),
         1 => Check::ok("engines", "1 engine has mapped the pool"),
         count => Check::ok("engines", format!("{count} engines have mapped the pool")),
+    }
+}
+
+/// How much of the pool the engines that copy from and to GPUs have registered with the driver. None if there are none.
+fn registered(sessions: &[SessionInfo], populated_bytes: u64) -> Option<Check> {
+    let told = sessions.iter().filter_map(|session| Some((session, session.registered_bytes?)));
+    let (whole, lacking): (Vec<_>, Vec<_>) = told.partition(|(_, bytes)| *bytes >= populated_bytes);
+    let lacks = |(session, bytes): &(&SessionInfo, u64)| format!("`{}` {}", escaped(&session.engine_id), size(*bytes));
+    match (whole.len(), lacking.as_slice()) {
+        (0, []) => None,
+        (1, []) => Some(Check::ok("registered", "1 engine has registered the whole pool with its GPU's driver")),
+        (count, []) => Some(Check::ok(
+            "registered",
+            format!("{count} engines have registered the whole pool with their GPUs' driver"),
+        )),
+        (_, lacking) => Some(Check::warn(
+            "registered",
+            format!(
+                "of the {} of the pool that have memory, engines have registered less with their GPUs' driver: {}",
+                size(populated_bytes),
+                lacking.iter().map(lacks).collect::<Vec<_>>().join(", "),
+            ),
+            "copies of the rest go through staging memory, which is slower; an engine that has just mapped the pool is \
+             still registering it, and the log of an engine whose driver refuses gives the reason",
+        )),
     }
 }
 
@@ -367,6 +394,23 @@ mod tests {
         }
         let whole = SessionInfo { attached_ranks: 2, ..half };
         assert_eq!(engines(&[whole.clone(), whole]), Check::ok("engines", "2 engines have mapped the pool"));
+    }
+
+    #[test]
+    fn an_engine_on_a_gpu_that_has_not_registered_the_whole_pool_is_named() {
+        let engine = |engine_id: &str, registered_bytes| SessionInfo {
+            engine_id: engine_id.to_string(),
+            registered_bytes,
+            ..SessionInfo::default()
+        };
+        let (on_cpu, whole, half) =
+            (engine("cpu", None), engine("whole", Some(2 << 30)), engine("half", Some(1 << 30)));
+        assert_eq!(registered(std::slice::from_ref(&on_cpu), 2 << 30), None);
+        let all = registered(&[on_cpu.clone(), whole.clone()], 2 << 30).unwrap();
+        assert_eq!(all, Check::ok("registered", "1 engine has registered the whole pool with its GPU's driver"));
+        let check = registered(&[on_cpu, whole, half], 2 << 30).unwrap();
+        assert!(check.verdict == Verdict::Warn && check.finding.ends_with("driver: `half` 1.0 GiB"), "{check:?}");
+        assert!(check.hint.unwrap().contains("staging memory"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use forebay_core::{Generation, SlotId};
 use forebay_io::pool::{BirthRecord, GeometryDescription, MapperFds, Mapping, recv_fds};
 use forebay_rpc::proto::forebay_client::ForebayClient;
 use forebay_rpc::proto::session_event::Event;
+use forebay_rpc::proto::worker_says::Says;
 use forebay_rpc::proto::*;
 use forebay_rpc::{ATTACH_SOCKET, PROTOCOL_VERSION, RPC_SOCKET, words};
 use hyper_util::rt::TokioIo;
@@ -552,6 +553,11 @@ impl Worker {
     pub fn hear(&self) -> AttachReady {
         let (bytes, _) = recv_fds(&self.stream, Instant::now() + DEADLINE).expect("an AttachReady");
         AttachReady::decode(bytes.as_slice()).expect("an AttachReady")
+    }
+
+    /// Says how much of the pool it has registered with a GPU's driver.
+    pub fn register(&self, bytes: u64) {
+        send(&self.stream, &WorkerSays { says: Some(Says::Registered(Registered { bytes })) });
     }
 
     /// Fills this rank's slice with bytes made from `seed`, and writes its birth record.

@@ -478,6 +478,16 @@ static METRICS: &[Metric] = &[
         Gauge(|s| s.clients.attached_workers),
     ),
     metric(
+        "forebay_gpu_workers",
+        "Worker processes that have mapped the pool and copy from and to a GPU themselves.",
+        Gauge(|s| s.clients.gpu_workers),
+    ),
+    metric(
+        "forebay_registered_bytes",
+        "Bytes of the pool that these workers have registered with the GPU's driver, the sum over all of them.",
+        Gauge(|s| s.clients.registered_bytes),
+    ),
+    metric(
         "forebay_connections",
         "Open connections to the two sockets, by user id.",
         Gauges(&["user"], |s| by_user(s, |user| user.connections)),

@@ -105,6 +105,7 @@ fn session(state: &State, instance: Option<Instance>, member: &Member) -> Sessio
         is_connected: member.session.is_some(),
         saved_tokens: member.saved.tokens,
         saved_prefill_us: member.saved.prefill_us,
+        registered_bytes: member.workers.values().filter_map(|worker| worker.registered_bytes).min(),
     }
 }
 

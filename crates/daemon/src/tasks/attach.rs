@@ -137,7 +137,7 @@ impl Progress {
 }
 
 /// Sends the worker the places of its slices, each time all ranks are there, and how much memory the pool has, until it
-/// is whole; receives the worker's reports of mismatches; until it disconnects.
+/// is whole; receives the worker's reports of mismatches, and of memory that it has registered; until it disconnects.
 async fn converse(
     stream: &mut UnixStream,
     attached: &Attached,
@@ -174,6 +174,7 @@ async fn converse(
                 while let Some(said) = take_message::<WorkerSays>(&mut heard)? {
                     match said.says {
                         Some(Says::Suspects(suspects)) => suspect(attached, &suspects.slots)?,
+                        Some(Says::Registered(registered)) => note_registered(attached, registered.bytes)?,
                         Some(Says::Ack(_)) | None if owed == 0 => {
                             return Err(Error::invalid("a worker sent an unexpected message"));
                         }
@@ -210,6 +211,22 @@ pub fn suspect(attached: &Attached, slots: &[Held]) -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// How much of the pool a worker has registered with its GPU's driver, for reports only.
+pub fn note_registered(attached: &Attached, bytes: u64) -> Result<()> {
+    attached.shared.event(|state| {
+        let limit = state.table.pool().geometry().data_bytes();
+        if bytes > limit {
+            return Err(Error::invalid("a worker has registered more memory than the pool has")
+                .with("bytes", bytes)
+                .with("limit", limit));
+        }
+        if let Some(worker) = own_worker(state, attached) {
+            worker.registered_bytes = Some(bytes);
+        }
+        Ok(())
+    })
 }
 
 pub struct Welcomed {
@@ -266,7 +283,7 @@ pub fn welcome(state: &mut State, uid: u32, request: &AttachRequest, ready: mpsc
     state.next_connection += 1;
     let member = state.instances.get(instance).expect("just entered");
     let groups = request.groups.clone();
-    member.workers.insert(request.rank, Worker { connection, groups, is_ready: false, ready });
+    member.workers.insert(request.rank, Worker { connection, groups, is_ready: false, registered_bytes: None, ready });
     let geometry = state.table.pool().geometry();
     let reply = AttachReply {
         pool_id,
@@ -276,6 +293,7 @@ pub fn welcome(state: &mut State, uid: u32, request: &AttachRequest, ready: mpsc
         has_files: files.is_some(),
         has_births: state.config.pool.verify_loads,
         populated_units: state.populated_units,
+        hears_registered: true,
         ..AttachReply::default()
     };
     Ok(Welcomed { reply, files, instance, connection })
@@ -339,13 +357,18 @@ fn slice(member: &Member, group: &RankGroup, rank: u32) -> Result<RankSlice> {
 }
 
 pub fn acknowledge(state: &mut State, attached: &Attached) {
-    let Some(member) = state.instances.get(attached.instance) else { return };
-    if let Some(worker) = member.workers.get_mut(&attached.rank)
-        && worker.connection == attached.connection
-    {
+    if let Some(worker) = own_worker(state, attached) {
         worker.is_ready = true;
     }
-    tell_attached(member);
+    if let Some(member) = state.instances.get(attached.instance) {
+        tell_attached(member);
+    }
+}
+
+/// None if a later connection of the same rank has taken its place.
+fn own_worker<'a>(state: &'a mut State, attached: &Attached) -> Option<&'a mut Worker> {
+    let member = state.instances.get(attached.instance)?;
+    member.workers.get_mut(&attached.rank).filter(|worker| worker.connection == attached.connection)
 }
 
 /// The first message of those that were read, if it is there whole.

@@ -232,6 +232,8 @@ fn engine() -> Vec<u8> {
     say(&mut script, 7, &AbortRequest { session: 1, slots: held.clone() });
     let suspects = WorkerSays { says: Some(worker_says::Says::Suspects(Suspects { slots: held.clone() })) };
     say_framed(&mut script, 12, &suspects);
+    let registered = WorkerSays { says: Some(worker_says::Says::Registered(Registered { bytes: 1 << 20 })) };
+    say_framed(&mut script, 12, &registered);
     say(&mut script, 0, &OpenSessionRequest { leases: held.clone(), reservations: held, ..open_session(2) });
     script
 }
@@ -345,6 +347,9 @@ fn worker_says(daemon: &Daemon, open: &mut Open, body: &[u8]) -> Result<usize, S
             match &message.says {
                 Some(worker_says::Says::Suspects(suspects)) => {
                     attach::suspect(attached, &suspects.slots).map_err(said)?
+                }
+                Some(worker_says::Says::Registered(registered)) => {
+                    attach::note_registered(attached, registered.bytes).map_err(said)?
                 }
                 Some(worker_says::Says::Ack(_)) | None => {
                     daemon.shared.event(|state| attach::acknowledge(state, attached));

@@ -28,7 +28,7 @@ use super::ops::{Ground, Op, Ops, Piece, ops};
 use super::register::{Pool, REGISTRATION_BYTES, Registrar};
 use super::selftest::SelfTest;
 use crate::copy::{self, Level, Memory};
-use crate::engine::{CopyEngine, EngineReport, PoolId};
+use crate::engine::{Bell, CopyEngine, EngineReport, PoolId};
 use crate::job::{After, Completion, Direction, Job, JobId, Outcome, SlotGuard, Until};
 use crate::plan;
 use crate::tensor::{Place, Tensors};
@@ -263,6 +263,10 @@ impl CopyEngine for CudaCopyEngine {
             pool.populated(bytes);
             self.shared.registrar.look();
         }
+    }
+
+    fn ring_when_registered(&self, bell: Bell) {
+        self.shared.registrar.ring(bell);
     }
 
     fn detach_pool(&self, pool: PoolId) -> Result<()> {

@@ -6,11 +6,12 @@
 //! cannot be registered stays as it is; copies of it go through staging memory.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 
 use super::context::Context;
 use super::driver::Status;
 use crate::copy::Memory;
+use crate::engine::Bell;
 
 /// No extent of a pool crosses a multiple of it, and a failed attempt costs no more than one of them.
 pub const REGISTRATION_BYTES: u64 = 1 << 30;
@@ -146,6 +147,8 @@ impl Drop for Pool {
 pub struct Registrar {
     state: Mutex<State>,
     woken: Condvar,
+    /// For whoever wants to know how much is registered.
+    bell: OnceLock<Bell>,
 }
 
 #[derive(Default)]
@@ -162,6 +165,11 @@ impl Registrar {
     pub fn add(&self, pool: &Arc<Pool>) {
         self.lock().pools.push(Arc::downgrade(pool));
         self.look();
+    }
+
+    /// Rings it after each chunk that was registered; the first one alone.
+    pub fn ring(&self, bell: Bell) {
+        let _ = self.bell.set(bell);
     }
 
     /// There may be something to register.
@@ -221,7 +229,12 @@ impl Registrar {
                 continue;
             }
             match pool.register(chunk) {
-                Ok(()) => self.lock().refusals = 0,
+                Ok(()) => {
+                    self.lock().refusals = 0;
+                    if let Some(bell) = self.bell.get() {
+                        bell();
+                    }
+                }
                 Err(status) => {
                     pool.parts[chunk].store(REFUSED, Ordering::Release);
                     if self.refuse(context, status) {

@@ -14,7 +14,9 @@ use forebay_core::{Error, ErrorKind, Result};
 use forebay_io::pool::{GeometryDescription, MapperFds, Mapping, peer_uid, recv_fds, send_fds};
 use forebay_rpc::client::{Backoff, SessionState};
 use forebay_rpc::proto::worker_says::Says;
-use forebay_rpc::proto::{AttachAck, AttachReady, AttachReply, AttachRequest, RankGroup, Suspects, WorkerSays};
+use forebay_rpc::proto::{
+    AttachAck, AttachReady, AttachReply, AttachRequest, RankGroup, Registered, Suspects, WorkerSays,
+};
 use forebay_rpc::{ATTACH_SOCKET, MAX_SUSPECTS, PROTOCOL_VERSION};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -46,22 +48,22 @@ pub struct Attaching {
 }
 
 impl Attaching {
-    /// `suspected` has a byte to read when the copies have something to report to the daemon.
-    pub fn start(worker: Worker, copies: Arc<Copies>, suspected: UnixStream) -> Result<Attaching> {
+    /// `woken` has a byte to read when the copies have something to report to the daemon.
+    pub fn start(worker: Worker, copies: Arc<Copies>, woken: UnixStream) -> Result<Attaching> {
         let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start the attach thread").source(error);
         let (alive, ending) = UnixStream::pair().map_err(cannot)?;
-        let run = move || run(&worker, &copies, &ending, &suspected);
+        let run = move || run(&worker, &copies, &ending, &woken);
         std::thread::Builder::new().name("forebay-attach".to_string()).spawn(run).map_err(cannot)?;
         Ok(Attaching { _alive: alive })
     }
 }
 
-fn run(worker: &Worker, copies: &Copies, ending: &UnixStream, suspected: &UnixStream) {
+fn run(worker: &Worker, copies: &Copies, ending: &UnixStream, woken: &UnixStream) {
     let mut backoff = Backoff::new();
     loop {
         let outcome = attach(worker, copies).and_then(|attached| {
             copies.stand(SessionState::Attaching, Some("waits for the other ranks".to_string()));
-            converse(&attached, worker, copies, [ending, suspected], &mut backoff)
+            converse(&attached, worker, copies, [ending, woken], &mut backoff)
         });
         let Err(error) = outcome else { return };
         tracing::debug!(%error, "not attached");
@@ -81,6 +83,8 @@ fn run(worker: &Worker, copies: &Copies, ending: &UnixStream, suspected: &UnixSt
 struct Attached {
     stream: UnixStream,
     unit_bytes: u64,
+    /// Whether the daemon hears how much of the pool is registered. One of an earlier build would take it for an ack.
+    hears_registered: bool,
 }
 
 /// Connects, identifies itself, and maps the daemon's files.
@@ -126,26 +130,30 @@ fn attach(worker: &Worker, copies: &Copies) -> Result<Attached> {
         // A daemon that does not support suspicions would treat one as a connection error.
         copies.suspects().take(usize::MAX);
     }
-    Ok(Attached { stream, unit_bytes: reply.unit_bytes })
+    Ok(Attached { stream, unit_bytes: reply.unit_bytes, hears_registered: reply.hears_registered })
 }
 
 /// Receives the offsets of the slices from the daemon, each time all ranks are attached, and how much memory the pool
 /// has. `Ok` at the engine's end.
 fn converse(
-    Attached { stream, unit_bytes }: &Attached,
+    Attached { stream, unit_bytes, hears_registered }: &Attached,
     worker: &Worker,
     copies: &Copies,
-    [ending, suspected]: [&UnixStream; 2],
+    [ending, woken]: [&UnixStream; 2],
     backoff: &mut Backoff,
 ) -> Result<()> {
+    let mut told_bytes = None;
     loop {
         // Slots suspected while there was no connection are reported first.
         tell_suspects(stream, copies)?;
-        match wait(&[ending, stream, suspected], None)? {
+        if *hears_registered {
+            tell_registered(stream, copies, &mut told_bytes)?;
+        }
+        match wait(&[ending, stream, woken], None)? {
             Some(0) => return Ok(()),
             Some(1) => {}
             _ => {
-                let _ = (&*suspected).read(&mut [0; 64]);
+                let _ = (&*woken).read(&mut [0; 64]);
                 continue;
             }
         }
@@ -170,6 +178,18 @@ fn tell_suspects(stream: &UnixStream, copies: &Copies) -> Result<()> {
             return Ok(());
         }
         say(stream, Says::Suspects(Suspects { slots }))?;
+    }
+}
+
+/// Says how much of the pool is registered with the driver, if that has changed.
+fn tell_registered(stream: &UnixStream, copies: &Copies, told_bytes: &mut Option<u64>) -> Result<()> {
+    let registered_bytes = copies.registered_bytes();
+    match registered_bytes {
+        Some(bytes) if registered_bytes != *told_bytes => {
+            *told_bytes = registered_bytes;
+            say(stream, Says::Registered(Registered { bytes }))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -226,6 +226,12 @@ impl Copies {
         engine.map(|engine| engine.report())
     }
 
+    /// Bytes of the mapped pool that are registered with the driver; `None` where there is none, or once closed.
+    pub fn registered_bytes(&self) -> Option<u64> {
+        let report = self.report()?;
+        report.device.map(|_| report.registered_bytes)
+    }
+
     /// Ends the copying. Afterwards no byte is touched, unless somebody still waits for a job.
     pub fn close(&self) {
         let mut inner = self.inner();

@@ -11,6 +11,7 @@ pub mod attach;
 mod copies;
 mod pool;
 
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -78,15 +79,19 @@ impl WorkerEngine {
                 .into());
         }
         let (shapes, tensors) = layout(tensors, groups, blocks_per_chunk, device)?;
-        let (wake, suspected) = wake().map_err(Raised::from)?;
+        let (wake, woken) = wake().map_err(Raised::from)?;
         let cuda = device.map(|ordinal| copies::cuda(ordinal, stages, method, multiprocessors)).transpose()?;
         let cuda = cuda.map(|cuda| CudaOptions { calibrations, ..cuda });
         let engine = py.detach(|| copies::engine(tensors, cuda, threads))?;
+        let bell =
+            wake.try_clone().map_err(|error| Error::new(ErrorKind::Io, "cannot start a worker").source(error))?;
+        // A full pipe wakes equally well; a closed one has no reader to wake.
+        engine.ring_when_registered(Box::new(move || _ = (&bell).write(&[0])));
         let copies = Arc::new(Copies::new(engine, shapes.clone(), rank, blocks_per_chunk, verify, wake));
         let incarnation = convert::incarnation(incarnation)?;
         let directory = forebay_rpc::client::find_sockets(socket_directory);
         let worker = attach::Worker { directory, engine_id, incarnation, rank, ranks, groups: shapes };
-        let attaching = Own::new(Mutex::new(Some(Attaching::start(worker, copies.clone(), suspected)?)));
+        let attaching = Own::new(Mutex::new(Some(Attaching::start(worker, copies.clone(), woken)?)));
         Ok(WorkerEngine { copies: Own::new(copies), is_device: device.is_some(), attaching })
     }
 
