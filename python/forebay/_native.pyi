@@ -309,9 +309,10 @@ class WorkerEngine:
         reported later."""
 
     def report(self) -> dict[str, Any]:
-        """How it copies: device, methods, choice (where their order comes from: "given", "measured" by this engine, or
-        "kept" from an earlier one), pool_bytes, registered_bytes (of them by the driver), copied_bytes, staged_bytes
-        (of them through staging memory), trouble (what hinders it, or None). Never waits."""
+        """How it copies: device, numa_node (near which it copies, on a host with several; or None), methods, choice
+        (where their order comes from: "given", "measured" by this engine, or "kept" from an earlier one), pool_bytes,
+        registered_bytes (of them by the driver), copied_bytes, staged_bytes (of them through staging memory), trouble
+        (what hinders it, or None). Never waits."""
 
     def corrupt_loads(self) -> int:
         """Loads of slots without the stored content. Counted since the start; never waits."""

@@ -56,6 +56,8 @@ pub trait CopyEngine: Send + Sync {
 pub struct EngineReport {
     /// The device with its driver; `None` of an engine over host memory.
     pub device: Option<String>,
+    /// The NUMA node on which the device hangs, or that has all CPUs of the threads; `None` on a host with one node.
+    pub numa_node: Option<u32>,
     /// What copies, the preferred one first.
     pub methods: Vec<&'static str>,
     /// Where the order of the methods comes from: `given`, `measured` by this engine, or `kept` from another one's.

@@ -5,11 +5,14 @@
 //! not yet polled together never exceed `queue_jobs`. Tiles are taken and completions published under one lock; no
 //! lock is held while bytes are copied and guards called.
 //!
+//! A copy thread may run where the thread may that makes the engine: a worker that is kept on a NUMA node copies there.
+//!
 //! Loads go first because a request waits for its first token. Nobody waits for a store, except in `wait`; and the
 //! engine's thread, which would submit more loads, is then itself the waiter.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -17,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::checksum::{self, Checksum};
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_numa::{Linux, ROOT, own_node};
 
 use crate::copy::{self, Level, Memory};
 use crate::engine::{Bell, CopyEngine, EngineReport, PoolId};
@@ -67,7 +71,14 @@ impl HostCopyEngine {
             .with("queue_jobs", options.queue_jobs)
             .with("part_bytes", options.part_bytes));
         }
-        let shared = Shared { tensors, options, queue: Mutex::default(), work: Condvar::new(), done: Condvar::new() };
+        let shared = Shared {
+            tensors,
+            options,
+            numa_node: own_node(Path::new(ROOT), &Linux),
+            queue: Mutex::default(),
+            work: Condvar::new(),
+            done: Condvar::new(),
+        };
         let mut engine = HostCopyEngine { shared: Arc::new(shared), threads: Vec::new() };
         for at in 0..options.threads {
             let shared = engine.shared.clone();
@@ -138,7 +149,8 @@ impl CopyEngine for HostCopyEngine {
 
     fn report(&self) -> EngineReport {
         let pool_bytes = self.shared.lock().pools.values().map(|pool| pool.len() as u64).sum();
-        EngineReport { methods: vec!["host"], choice: "given", pool_bytes, ..EngineReport::default() }
+        let numa_node = self.shared.numa_node;
+        EngineReport { numa_node, methods: vec!["host"], choice: "given", pool_bytes, ..EngineReport::default() }
     }
 }
 
@@ -163,6 +175,7 @@ const LOCK: &str = "no thread panics while it holds this lock";
 struct Shared {
     tensors: Tensors,
     options: HostOptions,
+    numa_node: Option<u32>,
     queue: Mutex<Queue>,
     /// A tile may be taken, or the engine stops.
     work: Condvar,

@@ -6,6 +6,9 @@
 //! be made any more; only then is it settled: the guard is asked, and a store's slices are summed before. A load's
 //! slices are summed while the device copies them. No lock is held while the driver is called, but for the lane's own,
 //! which orders submissions. Jobs in flight and completions not yet polled together never exceed `queue_jobs`.
+//!
+//! On a host with several NUMA nodes the threads run on the device's. Staging memory is allocated by a thread that is
+//! there, so that it lies there. The thread that makes the engine has its CPUs back afterwards.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{self, AssertUnwindSafe};
@@ -17,11 +20,13 @@ use std::time::{Duration, Instant};
 
 use forebay_core::checksum::Checksum;
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_numa::{Home, Kernel, Linux, Nodes, ROOT};
 
 use super::calibrate::{Calibration, Quiet, Refused};
 use super::choice::{Choice, Reason, Wish};
 use super::context::Context;
 use super::driver::{Driver, EventHandle, Location, StreamHandle};
+use super::gpus::Link;
 use super::lane::{Failed, Lane};
 use super::methods::Method;
 use super::ops::{Ground, Op, Ops, Piece, ops};
@@ -72,6 +77,9 @@ pub struct CudaOptions {
     pub start_patience: Duration,
     /// How long the end waits for copies that are with the device. A device that hangs longer keeps what it has.
     pub patience: Duration,
+    /// Below which the system tells of its NUMA nodes, and whose calls keep threads there.
+    pub root: PathBuf,
+    pub kernel: Arc<dyn Kernel>,
 }
 
 impl CudaOptions {
@@ -90,6 +98,8 @@ impl CudaOptions {
             registration_bytes: REGISTRATION_BYTES,
             start_patience: START_PATIENCE,
             patience: Duration::from_secs(10),
+            root: PathBuf::from(ROOT),
+            kernel: Arc::new(Linux),
         }
     }
 }
@@ -117,13 +127,19 @@ impl CudaCopyEngine {
         let context = Arc::new(Context::retain(driver, options.ordinal, options.start_patience)?);
         let entered = context.enter()?;
         tensors.places().try_for_each(|place| check_place(&context, place))?;
+        let (numa_node, home) = home(&context, &options);
+        let visit = home.as_ref().map(Home::visit).transpose();
         let lane = |direction| Lane::new(context.clone(), direction, options.staging_bytes);
         let mut lanes = [lane(Direction::Store)?, lane(Direction::Load)?];
         let (methods, registers, mut trouble) = test(&context, &mut lanes, &options)?;
+        if let Err(error) = &visit {
+            trouble.get_or_insert_with(|| not_kept(error).told());
+        }
         let calibration = (options.method == Wish::Auto)
             .then(|| Calibration::new(context.clone(), &lanes, &methods, options.calibrations.as_deref()));
         // Without its memory there is no measurement, and the driver's own methods are used.
         let calibration = calibration.and_then(|made| made.inspect_err(|error| trouble = Some(error.told())).ok());
+        drop(visit);
         drop(entered);
         let threads = options.threads;
         let shared = Shared {
@@ -138,6 +154,8 @@ impl CudaCopyEngine {
             staged: AtomicU64::new(0),
             tensors,
             options,
+            numa_node,
+            home,
             calibration,
             lanes,
             context,
@@ -163,6 +181,8 @@ impl CudaCopyEngine {
         let body = move || {
             // A thread that cannot enter the context finds it ended with each job, and fails them.
             let _ = shared.context.adopt();
+            // A refusal is known from the thread that has made the engine.
+            let _ = shared.home.as_ref().map(Home::stay);
             run(&shared);
             shared.lock().threads -= 1;
             shared.changed.notify_all();
@@ -176,6 +196,19 @@ impl CudaCopyEngine {
         }
         Ok(())
     }
+}
+
+/// The NUMA node of the device on a host with several, and its CPUs.
+fn home(context: &Context, options: &CudaOptions) -> (Option<u32>, Option<Home>) {
+    let Some(node) = Link::read(&options.root, context.bus_id()).numa_node else { return (None, None) };
+    let nodes = Nodes::read(&options.root);
+    (nodes.get(node).map(|node| node.id), Home::on(&nodes, node, options.kernel.clone()))
+}
+
+fn not_kept(error: &std::io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, "the copy threads cannot be kept on the NUMA node of their GPU")
+        .source(error.to_string())
+        .hint("copies work, and may be slower; in a container, let its seccomp profile allow `sched_setaffinity`")
 }
 
 /// Errors with `Invalid` if a tensor is not where it says.
@@ -303,6 +336,7 @@ impl CopyEngine for CudaCopyEngine {
         let ended = shared.context.check().err().map(|error| error.told());
         EngineReport {
             device: Some(shared.context.description().to_string()),
+            numa_node: shared.numa_node,
             methods: shared.choice.methods().iter().map(|method| method.name()).collect(),
             choice: shared.choice.reason().name(),
             pool_bytes: pools.iter().map(|pool| pool.memory().len() as u64).sum(),
@@ -359,6 +393,9 @@ struct Shared {
     staged: AtomicU64,
     tensors: Tensors,
     options: CudaOptions,
+    /// Of the device, on a host with several.
+    numa_node: Option<u32>,
+    home: Option<Home>,
     calibration: Option<Calibration>,
     /// By direction.
     lanes: [Lane; 2],

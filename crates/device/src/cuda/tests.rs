@@ -1,13 +1,17 @@
 //! Claims about the device engine as a whole, on the fake driver. What is copied is compared byte for byte with what
 //! the model wrote. Held streams and gates make the order certain, never sleeps.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use forebay_core::ErrorKind;
 use forebay_core::checksum::checksum;
+use forebay_numa::Kernel;
 
 use super::bench as rows;
 use super::driver::{CaptureMode, StreamHandle};
@@ -988,4 +992,117 @@ fn a_method_that_fails_while_it_is_measured_is_given_up_and_told() {
     until("it is told", || rig.engine.report().trouble.is_some());
     assert_eq!(rig.engine.report().choice, "given");
     any_schedule(&rig, 237, 6);
+}
+
+/// The CPUs of each thread, by its name, in the order in which it was given them; the kernel may refuse.
+#[derive(Debug, Default)]
+struct Threads {
+    given: Mutex<BTreeMap<String, Vec<BTreeSet<usize>>>>,
+    refuses: bool,
+}
+
+impl Threads {
+    /// Of the threads whose names begin so.
+    fn given(&self, name: &str) -> Vec<Vec<BTreeSet<usize>>> {
+        let given = self.given.lock().unwrap();
+        given.iter().filter(|(of, _)| of.starts_with(name)).map(|(_, given)| given.clone()).collect()
+    }
+}
+
+fn own_name() -> String {
+    let thread = thread::current();
+    format!("{} {:?}", thread.name().expect("threads of tests and of the engine have names"), thread.id())
+}
+
+impl Kernel for Threads {
+    fn affinity(&self) -> io::Result<BTreeSet<usize>> {
+        let given = self.given.lock().unwrap();
+        Ok(given.get(&own_name()).map_or_else(|| (0..4).collect(), |given| given.last().unwrap().clone()))
+    }
+
+    fn set_affinity(&self, cpus: &BTreeSet<usize>) -> io::Result<()> {
+        if self.refuses {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        }
+        self.given.lock().unwrap().entry(own_name()).or_default().push(cpus.clone());
+        Ok(())
+    }
+}
+
+/// A host whose device hangs on the second of two nodes, of two CPUs each.
+fn host_with_two_nodes() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for (name, text) in [
+        (
+            "sys/devices/system/node/online",
+            "0-1
+",
+        ),
+        (
+            "sys/devices/system/node/has_memory",
+            "0-1
+",
+        ),
+        (
+            "sys/devices/system/node/node0/cpulist",
+            "0-1
+",
+        ),
+        (
+            "sys/devices/system/node/node1/cpulist",
+            "2-3
+",
+        ),
+        (
+            "sys/bus/pci/devices/fake:00:00.0/numa_node",
+            "1
+",
+        ),
+    ] {
+        let path = root.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    root
+}
+
+fn beside(root: &Path, kernel: &Arc<Threads>) -> CudaOptions {
+    CudaOptions { root: root.to_owned(), kernel: kernel.clone(), ..options() }
+}
+
+#[test]
+fn threads_run_and_staging_memory_is_allocated_on_the_node_of_the_device() {
+    let (root, kernel) = (host_with_two_nodes(), Arc::new(Threads::default()));
+    let rig = Rig::new(11, beside(root.path(), &kernel));
+    let there: BTreeSet<usize> = [2, 3].into();
+    assert_eq!(rig.engine.report().numa_node, Some(1));
+    // Two lanes, one that registers, and two that sum.
+    until("all threads are on the node", || kernel.given("forebay-").iter().flatten().count() == 5);
+    assert!(kernel.given("forebay-").iter().flatten().all(|cpus| *cpus == there));
+    let own = kernel.given(&own_name());
+    assert_eq!(own, [[there, (0..4).collect()]], "whoever makes the engine is there meanwhile, and then as before");
+}
+
+#[test]
+fn where_threads_cannot_be_kept_on_a_node_the_engine_copies_and_says_so_once() {
+    let (root, kernel) = (host_with_two_nodes(), Arc::new(Threads { refuses: true, ..Threads::default() }));
+    let rig = Rig::new(12, beside(root.path(), &kernel));
+    let trouble = rig.engine.report().trouble.expect("the refusal is told");
+    assert!(trouble.contains("NUMA node") && trouble.contains("seccomp"), "{trouble}");
+    any_schedule(&rig.wait(), 12, 2);
+}
+
+#[test]
+fn on_a_host_with_one_node_no_thread_is_moved() {
+    let (root, kernel) = (host_with_two_nodes(), Arc::new(Threads::default()));
+    fs::write(
+        root.path().join("sys/devices/system/node/online"),
+        "0
+",
+    )
+    .unwrap();
+    let rig = Rig::new(13, beside(root.path(), &kernel));
+    assert_eq!((rig.engine.report().numa_node, rig.engine.report().trouble), (None, None));
+    drop(rig);
+    assert_eq!(kernel.given(""), Vec::<Vec<_>>::new());
 }

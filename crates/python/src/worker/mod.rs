@@ -150,12 +150,14 @@ impl WorkerEngine {
         self.copies.suspects().count()
     }
 
-    /// How it copies: device, methods, choice, pool_bytes, registered_bytes, copied_bytes, staged_bytes, trouble.
+    /// How it copies: device, numa_node, methods, choice, pool_bytes, registered_bytes, copied_bytes, staged_bytes,
+    /// trouble.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         // If another thread shuts the worker down meanwhile, the engine or a pool may end here, which waits for copies.
         let report = py.detach(|| self.copies.report()).unwrap_or_default();
         let answer = PyDict::new(py);
         answer.set_item("device", report.device)?;
+        answer.set_item("numa_node", report.numa_node)?;
         answer.set_item("methods", report.methods)?;
         answer.set_item("pool_bytes", report.pool_bytes)?;
         answer.set_item("choice", report.choice)?;
