@@ -27,6 +27,7 @@ pub mod layout;
 mod leases;
 pub mod miss;
 pub mod namespace;
+pub mod nodes;
 mod paths;
 pub mod policy;
 mod rebalance;

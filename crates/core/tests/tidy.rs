@@ -15,12 +15,13 @@ mod style;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The only places for `unsafe`: vector instructions of checksums, mapped memory, the kernel's rings, sockets that fill
-/// memory which others use, tables of descriptors, copies, the functions of a GPU's driver and the fake of them,
-/// buffers of other libraries, the tests that play a worker and stop threads, and the allocator of the tests of
-/// parsers.
-const UNSAFE: [&str; 12] = [
+/// The only places for `unsafe`: vector instructions of checksums, the kernel's calls about NUMA nodes, mapped memory,
+/// the kernel's rings, sockets that fill memory which others use, tables of descriptors, copies, the functions of a
+/// GPU's driver and the fake of them, buffers of other libraries, the tests that play a worker and stop threads, and
+/// the allocator of the tests of parsers.
+const UNSAFE: [&str; 13] = [
     "crates/checksum/src/",
+    "crates/numa/src/kernel.rs",
     "crates/fuzz/src/allocator.rs",
     "crates/io/src/pool/",
     "crates/io/src/uring/",

@@ -97,6 +97,8 @@ pub struct Worker {
     pub is_ready: bool,
     /// Of the pool's memory, with its GPU's driver; `None` until it says so, as of one that copies from and to no GPU.
     pub registered_bytes: Option<u64>,
+    /// Near which it copies, on a host with several.
+    pub numa_node: Option<u32>,
     /// Wakes the connection's task when all ranks are there.
     pub ready: mpsc::Sender<()>,
 }

@@ -24,6 +24,7 @@ mod listen;
 mod loans;
 pub mod metrics;
 mod namespaces;
+mod nodes;
 mod own_files;
 mod purges;
 mod random;

@@ -27,6 +27,7 @@ use crate::instances::{Identity, Instances, Member, Session, Share};
 use crate::listen;
 use crate::metrics::{Histogram, Rpc, Saved};
 use crate::namespaces::{GivenUp, Namespaces};
+use crate::nodes::Wishes;
 use crate::own_files::OwnFiles;
 use crate::purges::Purges;
 use crate::table::Table;
@@ -52,6 +53,8 @@ pub struct State {
     pub is_draining: bool,
     /// Units at the pool's start that have memory.
     pub populated_units: u32,
+    /// For the thread that populates the pool.
+    pub wishes: Arc<Wishes>,
     /// Why the rest of the pool is not populated, and what to do; nothing while memory is being populated or is whole.
     pub lacks_memory: Option<String>,
     pub own_files: OwnFiles,
@@ -197,6 +200,7 @@ impl State {
             is_recovered: false,
             is_draining: false,
             populated_units: 0,
+            wishes: Arc::default(),
             lacks_memory: None,
             own_files: OwnFiles::default(),
             started: Instant::now(),
@@ -485,6 +489,12 @@ impl State {
             self.core.session_ended(instance);
             self.settle_instance(instance);
         }
+    }
+
+    /// Tells the thread that populates the pool near which nodes workers copy.
+    pub fn note_nodes(&self) {
+        let workers = self.instances.iter().flat_map(|(_, member)| member.workers.values());
+        self.wishes.note(workers.filter_map(|worker| worker.numa_node));
     }
 
     /// Frees an instance that has neither session nor connection, nor a process that maps the pool.

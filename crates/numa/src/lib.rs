@@ -1,4 +1,4 @@
-//! Hosts with several NUMA nodes: on which of them a thread runs.
+//! Hosts with several NUMA nodes: on which of them a thread runs, and where memory should lie.
 //!
 //! Invariants: on a host with one node, or on one that does not tell, nothing is asked of the kernel beyond the list of
 //! nodes. A thread that is kept on a node never gets a CPU that it did not have. What the kernel refuses stays as it
@@ -76,6 +76,22 @@ fn allowed(root: &Path) -> Option<BTreeSet<usize>> {
     Some(numbers(line))
 }
 
+/// How many of NVIDIA's GPUs hang on each node, by the list of the host's devices.
+pub fn gpus(root: &Path) -> Vec<u32> {
+    const NVIDIA: &str = "0x10de";
+    /// Display controllers: of a screen, or for computing alone.
+    const DISPLAY: [&str; 2] = ["0x0300", "0x0302"];
+    let folders = fs::read_dir(root.join("sys/bus/pci/devices")).into_iter().flatten().flatten();
+    let node = |folder: fs::DirEntry| {
+        let told = |name: &str| fs::read_to_string(folder.path().join(name)).ok();
+        let is_gpu = told("vendor")?.trim() == NVIDIA
+            && DISPLAY.iter().any(|class| told("class").is_some_and(|told| told.starts_with(class)));
+        // A device whose node is not known says -1.
+        if is_gpu { told("numa_node")?.trim().parse().ok() } else { None }
+    };
+    folders.filter_map(node).collect()
+}
+
 /// Empty where the file does not exist.
 fn list(path: &Path) -> BTreeSet<usize> {
     fs::read_to_string(path).map(|told| numbers(&told)).unwrap_or_default()
@@ -147,6 +163,7 @@ impl Drop for Visit<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
     use std::sync::Mutex;
 
     use super::*;
@@ -207,6 +224,14 @@ mod tests {
             *self.calls.lock().unwrap() += 1;
             *self.cpus.lock().unwrap() = cpus.clone();
             Ok(())
+        }
+
+        fn has_policy(&self) -> io::Result<bool> {
+            unreachable!("no memory is placed here")
+        }
+
+        fn prefer(&self, _: Range<usize>, _: u32) -> io::Result<()> {
+            unreachable!("no memory is placed here")
         }
     }
 
@@ -283,5 +308,36 @@ mod tests {
         assert_eq!(Linux.affinity().unwrap(), [first].into());
         drop(visit);
         assert_eq!(Linux.affinity().unwrap(), had);
+    }
+
+    #[test]
+    fn a_thread_that_nobody_gave_a_policy_has_none() {
+        match Linux.has_policy() {
+            Ok(has_policy) => assert!(!has_policy),
+            // The rules of a container may forbid the question.
+            Err(error) => assert!([libc::EPERM, libc::ENOSYS].map(Some).contains(&error.raw_os_error()), "{error}"),
+        }
+    }
+
+    #[test]
+    fn the_gpus_of_a_host_are_counted_by_their_nodes() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(gpus(root.path()), []);
+        for (place, vendor, class, node) in [
+            ("0000:3b:00.0", "0x10de", "0x030200", "1"),
+            ("0000:5e:00.0", "0x10de", "0x030000", "0"),
+            ("0000:af:00.0", "0x10de", "0x030200", "1"),
+            // Its node is not known; a sound device on the card; another maker's.
+            ("0000:d8:00.0", "0x10de", "0x030200", "-1"),
+            ("0000:5e:00.1", "0x10de", "0x040300", "0"),
+            ("0000:00:02.0", "0x8086", "0x030000", "0"),
+        ] {
+            for (name, text) in [("vendor", vendor), ("class", class), ("numa_node", node)] {
+                write(root.path(), &format!("sys/bus/pci/devices/{place}/{name}"), &format!("{text}\n"));
+            }
+        }
+        let mut found = gpus(root.path());
+        found.sort_unstable();
+        assert_eq!(found, [0, 1, 1]);
     }
 }

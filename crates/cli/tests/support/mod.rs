@@ -513,6 +513,7 @@ impl Worker {
             incarnation: incarnation(start),
             lending: None,
             hears_population: false,
+            numa_node: None,
         }
     }
 

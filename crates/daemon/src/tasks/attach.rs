@@ -98,6 +98,7 @@ async fn serve(mut stream: UnixStream, place: &Arc<Place>, shared: &Shared) -> R
         instance = attached.instance.0,
         rank = attached.rank,
         engine_id = request.engine_id,
+        numa_node = request.numa_node,
         "worker attached"
     );
     shared.event(|state| wake_if_all_there(state, attached.instance));
@@ -260,6 +261,7 @@ impl Drop for Attached {
             }
             tracing::info!(instance = instance.0, rank, "worker detached");
             state.settle_instance(instance);
+            state.note_nodes();
         });
     }
 }
@@ -283,7 +285,9 @@ pub fn welcome(state: &mut State, uid: u32, request: &AttachRequest, ready: mpsc
     state.next_connection += 1;
     let member = state.instances.get(instance).expect("just entered");
     let groups = request.groups.clone();
-    member.workers.insert(request.rank, Worker { connection, groups, is_ready: false, registered_bytes: None, ready });
+    let (numa_node, is_ready, registered_bytes) = (request.numa_node, false, None);
+    member.workers.insert(request.rank, Worker { connection, groups, is_ready, registered_bytes, numa_node, ready });
+    state.note_nodes();
     let geometry = state.table.pool().geometry();
     let reply = AttachReply {
         pool_id,

@@ -1,14 +1,20 @@
 //! Populates the pool's memory, unit by unit, on a thread of its own: the daemon serves from the first unit on. The
-//! thread has low priority; a task of the deciding thread tells the core.
+//! thread has low priority; a task of the deciding thread tells the core. On a host with several NUMA nodes the thread
+//! first says from which node a unit gets its memory ([`crate::nodes`]).
 //!
 //! Where there is no memory for a unit, the daemon serves with what it has, says so, and tries again for as long as it
 //! runs.
 
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::Error;
+use forebay_numa::{Linux, ROOT};
 use tokio::sync::mpsc;
 
+use crate::nodes::Placing;
 use crate::state::{Shared, State};
 use crate::{turns, vital};
 
@@ -26,13 +32,21 @@ enum Populated {
 
 /// Starts the thread. It ends when all units are there, or the daemon is gone.
 pub fn start(shared: &Shared) {
-    let (pool, shared) = (shared.lock().table.pool().clone(), shared.clone());
+    let (pool, wishes) = {
+        let state = shared.lock();
+        (state.table.pool().clone(), state.wishes.clone())
+    };
+    let shared = shared.clone();
     let units = pool.geometry().units;
     // Some are on their way to the core at a time.
     let (populated, mut news) = mpsc::channel(4);
     let run = move || {
         vital::lower();
+        let mut placing = Placing::find(Path::new(ROOT), Arc::new(Linux)).unwrap_or_else(|error| not_placed(&error));
         for unit in 0..units {
+            if let Some(Err(error)) = placing.as_mut().map(|placing| placing.place(&pool, unit, &wishes)) {
+                placing = not_placed(&error);
+            }
             while let Err(error) = pool.populate_unit(unit) {
                 if populated.blocking_send(Populated::Not(error)).is_err() {
                     return;
@@ -61,6 +75,14 @@ pub fn start(shared: &Shared) {
             }
         }
     });
+}
+
+/// The rest of the pool lies wherever the kernel takes its memory.
+fn not_placed(error: &io::Error) -> Option<Placing> {
+    let hint = "in a container, allow `mbind` and `get_mempolicy` (`--cap-add SYS_NICE` under Docker's own profile), \
+                or start the daemon under `numactl`";
+    tracing::warn!(%error, hint, "cannot choose the NUMA nodes of the pool's memory");
+    None
 }
 
 /// The log tells of it once, not at each attempt.

@@ -33,10 +33,10 @@ use crate::tasks::{relocate, verify};
 const UNIT_BYTES: u64 = 2 << 20;
 const UNITS: u32 = 2;
 const BLOCK_BYTES: usize = 5000;
-const USER: u32 = 1000;
+pub(super) const USER: u32 = 1000;
 
-struct Daemon {
-    shared: Shared,
+pub(super) struct Daemon {
+    pub(super) shared: Shared,
     clients: Arc<Clients>,
     runtime: Runtime,
     to_verify: mpsc::UnboundedReceiver<ToVerify>,
@@ -44,7 +44,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start(directory: &Path) -> Result<Daemon, String> {
+    pub(super) fn start(directory: &Path) -> Result<Daemon, String> {
         static INSIGHT: OnceLock<Insight> = OnceLock::new();
         let mut config = Config::default();
         config.pool.directory = directory.to_owned();
@@ -105,7 +105,7 @@ struct Open {
     attached: Vec<(Attached, mpsc::Receiver<()>)>,
 }
 
-fn home() -> tempfile::TempDir {
+pub(super) fn home() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap()
 }
 

@@ -1027,6 +1027,14 @@ impl Kernel for Threads {
         self.given.lock().unwrap().entry(own_name()).or_default().push(cpus.clone());
         Ok(())
     }
+
+    fn has_policy(&self) -> io::Result<bool> {
+        unreachable!("the driver takes the memory")
+    }
+
+    fn prefer(&self, _: std::ops::Range<usize>, _: u32) -> io::Result<()> {
+        unreachable!("the driver takes the memory")
+    }
 }
 
 /// A host whose device hangs on the second of two nodes, of two CPUs each.

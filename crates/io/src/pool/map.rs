@@ -13,6 +13,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use forebay_core::checksum::Checksum;
+use forebay_numa::Kernel;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
@@ -80,6 +81,13 @@ impl Region {
             Some(libc::EFAULT) => Errno::NOSPC.into(),
             _ => error,
         })
+    }
+
+    /// Has `range` get its memory from a NUMA node, where it has none yet; see [`Kernel::prefer`].
+    pub fn prefer(&self, range: Range<usize>, node: u32, kernel: &dyn Kernel) -> io::Result<()> {
+        self.check(&range);
+        let base = self.as_ptr() as usize;
+        kernel.prefer(base + range.start..base + range.end, node)
     }
 
     /// Replaces the small pages of `range` by huge ones; at least one page of each 2 MiB must exist.

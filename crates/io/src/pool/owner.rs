@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use forebay_core::checksum::Checksum;
 use forebay_core::size::human;
 use forebay_core::{Error, ErrorKind, Generation, Instance, NamespaceId, Result, SlotId};
+use forebay_numa::Kernel;
 use rustix::io::Errno;
 
 use super::directory::{Directory, remove_if_there};
@@ -195,6 +196,15 @@ impl Pool {
 
 /// Memory.
 impl Pool {
+    /// Has unit `unit` get its memory from a NUMA node that has some left, whoever touches it first. Memory that the
+    /// unit has stays where it is: engines and their devices may use it.
+    pub fn prefer(&self, unit: u32, node: u32, kernel: &dyn Kernel) -> io::Result<()> {
+        let geometry = self.geometry();
+        assert!(unit < geometry.units, "unit {unit} of {}", geometry.units);
+        let start = unit as usize * geometry.unit_bytes as usize;
+        self.data.prefer(start..start + geometry.unit_bytes as usize, node, kernel)
+    }
+
     /// Gives unit `unit` memory and keeps what it holds, so that extents may be put there. Takes up to a second
     /// for 256 MiB: call it from a thread of its own.
     ///

@@ -106,6 +106,7 @@ fn attach(worker: &Worker, copies: &Copies) -> Result<Attached> {
         incarnation: worker.incarnation.to_vec(),
         lending: None,
         hears_population: true,
+        numa_node: copies.report().and_then(|report| report.numa_node),
     };
     send_fds(&stream, &request.encode_to_vec(), &[], soon())?;
     let (bytes, fds) = recv_fds(&stream, soon())?;

@@ -799,6 +799,7 @@ impl World {
             held_pool_id: held,
             lending: None,
             hears_population: true,
+            numa_node: None,
         };
         let (sender, ready) = mpsc::channel(1);
         let welcomed = match self.event(|state| attach::welcome(state, 0, &request, sender)) {

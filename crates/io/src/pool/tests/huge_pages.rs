@@ -1,6 +1,9 @@
 //! Where a pool lies, and on which pages, on whatever machine the tests run.
 
+use forebay_numa::Linux;
+
 use super::*;
+use crate::pool::map::{Access, Region, address_range};
 use crate::pool::mounts::mount_of;
 
 fn auto(directory: &Path, capacity_bytes: u64) -> PoolConfig {
@@ -115,4 +118,30 @@ fn a_pool_whose_directory_is_on_a_disk_lies_in_memory_all_the_same_or_is_refused
         }
     }
     assert_eq!(files_in(directory.path()), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn memory_is_preferred_on_a_node_for_whoever_touches_it_and_keeps_what_it_holds() {
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
+    file.set_len(4 * MIB).unwrap();
+    let region = Region::map(&file, 0, 4 * MIB, Access::ReadWrite).unwrap();
+    region.write(0, &[7; 4096]);
+    let (whole, half) = (4 * MIB as usize, 2 * MIB as usize);
+    for range in [0..half, half..whole] {
+        if let Err(error) = region.prefer(range, 0, &Linux) {
+            // The rules of a container may forbid it, which is no error of ours.
+            assert!([libc::EPERM, libc::ENOSYS].map(Some).contains(&error.raw_os_error()), "{error}");
+            return;
+        }
+    }
+    region.populate(0..whole).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+    let start = format!("{:x} ", address_range(&region).start);
+    let told = maps.lines().find(|line| line.starts_with(&start)).expect("the file is mapped");
+    assert!(told.contains(" prefer") && told.contains(":0 "), "{told}");
+    let mut found = [0; 4096];
+    region.read(0, &mut found);
+    assert_eq!(found, [7; 4096]);
+    let error = region.prefer(0..half, 1 << 20, &Linux).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "no kernel has so many nodes");
 }
