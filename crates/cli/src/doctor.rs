@@ -7,6 +7,7 @@
 mod daemon;
 mod gpu;
 mod machine;
+mod numa;
 mod pool;
 mod tier;
 
@@ -96,6 +97,7 @@ pub fn run(arguments: &Doctor) -> Result<(), Failure> {
     let refusal = if is_there { None } else { pool::refusal(&config) };
     checks.extend(machine::checks(&config, daemon.holdings.as_ref(), disks, refusal));
     checks.extend(gpu::checks());
+    checks.push(numa::check(daemon.holdings.as_ref()));
     checks.extend(tier::sealing(&config));
     match daemon.is_silent {
         true => checks.extend(tier::unjudged(&config)),

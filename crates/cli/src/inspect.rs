@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use forebay_rpc::proto::{
-    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo, TierPurge, UserInfo,
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, NodeBytes, SessionInfo, StoreInfo, TierInfo,
+    TierPurge, UserInfo,
 };
 use serde_json::{Value, json};
 
@@ -145,11 +146,20 @@ fn pool(reply: &InspectReply) -> String {
         None => size(bytes),
     };
     sizes.into_iter().for_each(|(name, bytes)| table.row([name.to_string(), shown(name, bytes)]));
+    if !reply.nodes.is_empty() {
+        table.row(["nodes".to_string(), nodes(&reply.nodes)]);
+    }
     table.row(["saved".to_string(), saved(reply.saved_tokens, reply.saved_prefill_us)]);
     if !reply.pool_trouble.is_empty() {
         table.row(["trouble".to_string(), escaped(&reply.pool_trouble)]);
     }
     table.render("")
+}
+
+/// `2.0 GiB on NUMA node 0, 1.0 GiB on NUMA node 1`
+pub fn nodes(nodes: &[NodeBytes]) -> String {
+    let told = nodes.iter().map(|NodeBytes { node, bytes }| format!("{} on NUMA node {node}", size(*bytes)));
+    told.collect::<Vec<_>>().join(", ")
 }
 
 fn namespace_text(namespace: &NamespaceInfo, digits: usize) -> String {
@@ -378,6 +388,7 @@ fn to_json(reply: &InspectReply) -> Value {
         "huge_bytes": reply.huge_bytes,
         "pinned_bytes": reply.pinned_bytes,
         "fenced_bytes": reply.fenced_bytes,
+        "nodes": reply.nodes.iter().map(node_json).collect::<Vec<_>>(),
         "pool_trouble": reply.pool_trouble,
         "saved_tokens": reply.saved_tokens,
         "saved_prefill_us": reply.saved_prefill_us,
@@ -387,6 +398,10 @@ fn to_json(reply: &InspectReply) -> Value {
         "tiers": reply.tiers.iter().map(tier_json).collect::<Vec<_>>(),
         "users": reply.users.iter().map(user_json).collect::<Vec<_>>(),
     })
+}
+
+fn node_json(NodeBytes { node, bytes }: &NodeBytes) -> Value {
+    json!({ "node": node, "bytes": bytes })
 }
 
 fn namespace_json(namespace: &NamespaceInfo) -> Value {
@@ -601,6 +616,7 @@ mod tests {
             capacity_bytes: 4 << 30,
             populated_bytes: 2 << 30,
             huge_bytes: 2 << 30,
+            nodes: vec![NodeBytes { node: 0, bytes: 1 << 30 }, NodeBytes { node: 1, bytes: 1 << 30 }],
             namespaces: vec![
                 namespace(
                     0xbb,

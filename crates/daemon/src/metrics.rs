@@ -52,6 +52,8 @@ pub struct Pool {
     pub capacity_bytes: u64,
     pub populated_bytes: u64,
     pub huge_bytes: u64,
+    /// By NUMA node, on a host with several.
+    pub nodes: Vec<(u32, u64)>,
 }
 
 #[derive(Clone, Debug, Default)]

@@ -259,7 +259,7 @@ impl http::Source for Pages {
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
-        let huge_bytes = service::huge_bytes(&self.shared).await?;
+        let pages = service::pages(&self.shared).await?;
         let insight = self.shared.lock().insight.clone();
         let estimates = insight.estimates().await;
         let state = self.shared.lock();
@@ -272,7 +272,8 @@ impl http::Source for Pages {
             pool: PoolNumbers {
                 capacity_bytes: state.core.capacity_bytes(),
                 populated_bytes: state.core.populated_bytes(),
-                huge_bytes,
+                huge_bytes: pages.huge_bytes,
+                nodes: pages.nodes,
             },
             tiers: state.tiers.reports(&state.core),
             clients: ClientNumbers {

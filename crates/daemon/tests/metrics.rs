@@ -171,7 +171,7 @@ fn snapshot() -> Snapshot {
             hinted_groups: 55,
             protected_bytes: 56,
         },
-        pool: Pool { capacity_bytes: 60, populated_bytes: 61, huge_bytes: 62 },
+        pool: Pool { capacity_bytes: 60, populated_bytes: 61, huge_bytes: 62, nodes: vec![(0, 63), (1, 64)] },
         tiers: vec![tier()],
         clients: Clients {
             sessions: 70,
@@ -247,7 +247,7 @@ fn every_number_is_written_under_its_own_name() {
         .chain([208, 210, 211, 212, 213, 214, 215, 220, 222, 223, 224, 226, 227, 228]);
     // Of those that were taken, what became of each is told.
     let operations = [231, 232, 233, 234, 235, 241, 242, 243, 244, 245];
-    let counts = counts.chain(below).chain(operations).chain(250..=255).chain([75, 76, 270, 271]);
+    let counts = counts.chain(below).chain(operations).chain(250..=255).chain([63, 64, 75, 76, 270, 271]);
     for count in
         counts.chain(101..=108).chain([180, 182, 183, 190, 192, 193, 194]).chain([500 - 413, 600 - 423, 90, 73])
     {

@@ -12,7 +12,7 @@ use forebay_daemon::http::{bind, is_forebay};
 use forebay_io::trust::{self, Holds};
 use forebay_rpc::client::{Trial, connect, knock};
 use forebay_rpc::proto::{
-    Block, ClassInfo, CommitOutcome, GetRequest, Group, PutRequest, SessionInfo, TierInfo, UserInfo,
+    Block, ClassInfo, CommitOutcome, GetRequest, Group, NodeBytes, PutRequest, SessionInfo, TierInfo, UserInfo,
 };
 use forebay_rpc::{PROTOCOL_VERSION, RPC_SOCKET, from_status};
 
@@ -25,6 +25,8 @@ pub struct Holdings {
     pub capacity_bytes: u64,
     pub populated_bytes: u64,
     pub huge_bytes: u64,
+    /// Where its memory lies, on a host with several NUMA nodes.
+    pub nodes: Vec<NodeBytes>,
 }
 
 /// Everything found at the socket.
@@ -70,6 +72,7 @@ pub async fn examine(config: &Config) -> Findings {
         capacity_bytes: reply.capacity_bytes,
         populated_bytes: reply.populated_bytes,
         huge_bytes: reply.huge_bytes,
+        nodes: reply.nodes,
     };
     let engines = engines(&reply.sessions);
     let registered = registered(&reply.sessions, reply.populated_bytes);

@@ -125,7 +125,8 @@ mod tests {
 
     #[test]
     fn the_daemons_huge_pages_are_judged_by_what_there_is_and_what_was_wanted() {
-        let holdings = |huge_bytes| Holdings { capacity_bytes: 4 << 30, populated_bytes: 2 << 30, huge_bytes };
+        let holdings =
+            |huge_bytes| Holdings { capacity_bytes: 4 << 30, populated_bytes: 2 << 30, huge_bytes, nodes: Vec::new() };
         let all = of_daemon(&holdings(2 << 30), HugePages::Auto);
         assert_eq!((all.verdict, all.finding.as_str()), (Verdict::Ok, "2.0 GiB of 2.0 GiB are on huge pages"));
         let few = of_daemon(&holdings(1 << 30), HugePages::Auto);
@@ -140,6 +141,7 @@ mod tests {
             backing: Backing::Small,
             mapped_bytes: 2 << 20,
             huge_bytes: 0,
+            nodes: Vec::new(),
             notes: vec!["no hugetlbfs is mounted".to_string()],
         };
         let check = of_trial(&report, HugePages::Auto, 4 << 30);

@@ -78,6 +78,11 @@ static METRICS: &[Metric] = &[
     ),
     metric("forebay_pool_huge_bytes", "Bytes of the pool that are backed by huge pages.", Gauge(|s| s.pool.huge_bytes)),
     metric(
+        "forebay_pool_node_bytes",
+        "Bytes of the pool on each NUMA node, on a host with several.",
+        Gauges(&["node"], by_node),
+    ),
+    metric(
         "forebay_pool_slots",
         "Slots by size and state; each slot is in one state.",
         Gauges(&["slot_bytes", "state"], slots_by_class),
@@ -845,6 +850,10 @@ fn tier_unwritten(snapshot: &Snapshot) -> Samples {
         reasons.map(|(reason, count)| (vec![name.clone(), reason.to_string()], count))
     };
     snapshot.tiers.iter().flat_map(of).collect()
+}
+
+fn by_node(snapshot: &Snapshot) -> Samples {
+    snapshot.pool.nodes.iter().map(|(node, bytes)| (vec![node.to_string()], *bytes)).collect()
 }
 
 fn by_user(snapshot: &Snapshot, read: fn(&User) -> u64) -> Samples {

@@ -28,7 +28,7 @@ use tokio::sync::Semaphore;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-pub use report::huge_bytes;
+pub use report::pages;
 pub use session::{check_protocol, tell_attached};
 
 use crate::clients::{Clients, Place};

@@ -3,10 +3,11 @@
 use forebay_core::tier::Health as Judged;
 use forebay_core::{Instance, Result};
 use forebay_io::StoreReport;
-use forebay_io::pool::core_quota;
+use forebay_io::pool::{HugePageReport, core_quota};
 use forebay_io::ssd::DiskReport;
 use forebay_rpc::proto::{
-    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo, TierPurge, UserInfo,
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, NodeBytes, SessionInfo, StoreInfo, TierInfo,
+    TierPurge, UserInfo,
 };
 
 use tokio::sync::Semaphore;
@@ -20,7 +21,7 @@ use crate::turns::one_at_a_time;
 
 pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply> {
     let users = clients.reports().into_iter().map(user).collect();
-    let huge_bytes = huge_bytes(shared).await?;
+    let pages = pages(shared).await?;
     let queue_time = shared.turns().queue_time();
     // Some small files of the kernel. Unreadable, there is no limit to tell of.
     let core_quota = core_quota().ok().flatten().unwrap_or(0.0);
@@ -31,7 +32,7 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
             pool_id: state.table.pool().id().to_be_bytes().to_vec(),
             capacity_bytes: state.core.capacity_bytes(),
             populated_bytes: state.core.populated_bytes(),
-            huge_bytes,
+            huge_bytes: pages.huge_bytes,
             namespaces: namespaces(state),
             sessions: state.instances.iter().map(|(instance, member)| session(state, instance, member)).collect(),
             classes: classes(state),
@@ -50,20 +51,20 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
             core_wait_us: queue_time.waited.as_micros() as u64,
             runs: queue_time.runs,
             core_quota,
+            nodes: pages.nodes.iter().map(|&(node, bytes)| NodeBytes { node, bytes }).collect(),
         }
     }))
 }
 
 /// Of the pool. A walk over page tables goes on when its caller has gone, so there is one at a time; the next finds its
 /// result.
-pub async fn huge_bytes(shared: &Shared) -> Result<u64> {
+pub async fn pages(shared: &Shared) -> Result<HugePageReport> {
     static WALK: Semaphore = Semaphore::const_new(1);
     let pool = shared.lock().table.pool().clone();
-    let report = match pool.is_counted() {
+    match pool.is_counted() {
         true => pool.huge_page_report(),
         false => one_at_a_time(&WALK, move || pool.huge_page_report()).await,
-    };
-    Ok(report?.huge_bytes)
+    }
 }
 
 fn user(report: UserReport) -> UserInfo {

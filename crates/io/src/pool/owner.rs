@@ -9,7 +9,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use forebay_core::checksum::Checksum;
 use forebay_core::size::human;
 use forebay_core::{Error, ErrorKind, Generation, Instance, NamespaceId, Result, SlotId};
-use forebay_numa::Kernel;
+use forebay_numa::{Kernel, Nodes, ROOT};
 use rustix::io::Errno;
 
 use super::directory::{Directory, remove_if_there};
@@ -62,12 +62,13 @@ pub struct Pool {
     _directory: Directory,
 }
 
-/// The last count of huge pages, and after how many populated units it was taken.
+/// The last count of huge pages and of pages on each node, and after how many populated units it was taken.
 #[derive(Default)]
 struct Counted {
     at_units: Option<u64>,
     mapped_bytes: u64,
     huge_bytes: u64,
+    nodes: Vec<(u32, u64)>,
 }
 
 /// As long after a refusal no memory is taken for an extent of as many units: a try may go over thousands of pages.
@@ -149,10 +150,13 @@ impl Pool {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if counted.at_units != Some(populated_units) {
             let (mapped_bytes, huge_bytes) = huge::mapped_and_huge_bytes(&self.data).map_err(cannot)?;
-            *counted = Counted { at_units: Some(populated_units), mapped_bytes, huge_bytes };
+            let is_alone = Nodes::read(Path::new(ROOT)).all().is_empty();
+            let nodes = if is_alone { Vec::new() } else { huge::node_bytes(&self.data).map_err(cannot)? };
+            *counted = Counted { at_units: Some(populated_units), mapped_bytes, huge_bytes, nodes };
         }
-        let Counted { mapped_bytes, huge_bytes, .. } = *counted;
-        Ok(HugePageReport { backing: self.site.backing, mapped_bytes, huge_bytes, notes: self.site.notes.clone() })
+        let Counted { mapped_bytes, huge_bytes, ref nodes, .. } = *counted;
+        let (nodes, notes) = (nodes.clone(), self.site.notes.clone());
+        Ok(HugePageReport { backing: self.site.backing, mapped_bytes, huge_bytes, nodes, notes })
     }
 
     /// Errors where others have removed the pool's files, or left no space for its records: nothing else fails for the

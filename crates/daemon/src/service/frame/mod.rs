@@ -42,7 +42,7 @@ async fn written<T: Send + 'static>(shared: &Shared, request: FrameRequest, writ
         if huge_bytes.is_none() && newest.walk.as_ref().is_none_or(|walk| walk.is_finished()) {
             let shared = shared.clone();
             newest.walk = Some(turns::spawn(async move {
-                let _ = report::huge_bytes(&shared).await;
+                let _ = report::pages(&shared).await;
             }));
         }
         Some((estimates, huge_bytes))

@@ -139,6 +139,7 @@ fn memory_is_preferred_on_a_node_for_whoever_touches_it_and_keeps_what_it_holds(
     let start = format!("{:x} ", address_range(&region).start);
     let told = maps.lines().find(|line| line.starts_with(&start)).expect("the file is mapped");
     assert!(told.contains(" prefer") && told.contains(":0 "), "{told}");
+    assert_eq!(huge::node_bytes(&region).unwrap(), [(0, 4 * MIB)]);
     let mut found = [0; 4096];
     region.read(0, &mut found);
     assert_eq!(found, [7; 4096]);
