@@ -420,6 +420,38 @@ fn a_purge_that_waited_for_a_disk_reaches_it_after_a_restart_of_the_host() {
     }
 }
 
+/// The host's disks answer one after another, and requests do not wait.
+#[test]
+fn what_a_disk_served_before_the_other_told_it_of_a_purge_is_purged_everywhere() {
+    let (place, home) = (Place::new(), home());
+    let [first, second, away] = ["first", "second", "away"].map(|name| home.path().join(name));
+    let disks: [&Path; 2] = [&first, &second];
+    let create = ["--tier.ssd.create", "false"];
+    let rig = Rig::serving(&place, &disks, &[]);
+    rig.store(0..200);
+    rig.loses_pool(&place);
+    fs::rename(&first, &away).expect("ours");
+    let rig = Rig::serving(&place, &disks, &create);
+    let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
+    call!(rig.client, purge, request).expect_err("a disk is missing");
+    rig.loses_pool(&place);
+    fs::rename(&away, &first).and_then(|()| fs::rename(&second, &away)).expect("ours");
+    let rig = Rig::serving(&place, &disks, &create);
+    assert!(rig.misses(0..200).len() < 150, "nobody knows of the purge");
+    fs::rename(&away, &second).expect("ours");
+    rig.is_taken(1);
+    wait_until("the purge was carried out again", || rig.misses(0..200).len() == 200);
+    rig.waits_for_purges();
+    rig.loses_pool(&place);
+    // The removals alone say it too: other purges may push this one out of the lists.
+    let file = File::options().write(true).open(&first).expect("ours");
+    [64 << 10, 576 << 10].into_iter().for_each(|at| file.write_all_at(&[0; 64 << 10], at).expect("ours"));
+    fs::rename(&second, &away).expect("ours");
+    let rig = Rig::serving(&place, &disks, &create);
+    assert_eq!(rig.misses(0..200).len(), 200);
+    rig.ends_in_time();
+}
+
 /// Two daemons each have a disk. One's disk is away during a purge; then an empty file is in its place, or the other's
 /// disk.
 #[test]

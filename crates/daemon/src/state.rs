@@ -14,6 +14,7 @@ use forebay_core::purge::Purged;
 use forebay_core::report::ClassReport;
 use forebay_core::stats::Finder;
 use forebay_core::tier::Lineage;
+use forebay_core::tiers::TierId;
 use forebay_core::{BlockId, Core, Effect, Error, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId};
 use forebay_insight::curve::Rules;
 use forebay_io::Seldom;
@@ -307,6 +308,17 @@ impl State {
         };
         self.instances.rename(old, new);
         Ok(Some((gone, old)))
+    }
+
+    /// Carries out again what was purged while a disk was away that has come now with blocks of it. Other disks, and
+    /// the pool, may have got such blocks from it before it was told.
+    pub fn purge_void(&mut self, tier: TierId) {
+        for namespace in self.tiers.take_void(tier) {
+            if let Err(error) = self.begin_purge(namespace) {
+                let hint = error.hint_text().unwrap_or("purge it again").to_owned();
+                tracing::warn!(%namespace, %error, hint, "cannot purge again what a disk had that was away");
+            }
+        }
     }
 
     /// From this host's disks, whether or not the core knows the namespace.

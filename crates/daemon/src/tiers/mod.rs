@@ -152,6 +152,11 @@ impl Tiers {
         self.step_purges(core);
     }
 
+    /// See [`spec::Driven::take_void`].
+    pub fn take_void(&mut self, tier: TierId) -> BTreeSet<NamespaceId> {
+        self.of(tier).driven().map(|tier| tier.take_void()).unwrap_or_default()
+    }
+
     /// Names of this host's own tiers that are not off one of these namespaces yet.
     pub fn purging(&self, namespaces: &[NamespaceId]) -> Vec<&'static str> {
         let is_purging = |driver: &&Driver| namespaces.iter().any(|namespace| driver.purges.is_purging(*namespace));

@@ -189,6 +189,12 @@ pub trait Driven: Timed + Send {
         Some(true)
     }
 
+    /// Namespaces of which a part had blocks that were purged while it was away. Each is told once, and has to be
+    /// purged again.
+    fn take_void(&mut self) -> BTreeSet<NamespaceId> {
+        BTreeSet::new()
+    }
+
     /// The share of the tier that [`Driven::blocks_of`] has gone through when it goes on at `at`.
     fn ratio_before(&self, _at: u64) -> f64 {
         0.0

@@ -278,6 +278,10 @@ impl Driven for Ssd {
         Ssd::noted(self)
     }
 
+    fn take_void(&mut self) -> BTreeSet<NamespaceId> {
+        Ssd::take_void(self)
+    }
+
     fn ratio_before(&self, at: u64) -> f64 {
         Ssd::ratio_before(self, at)
     }

@@ -8,12 +8,12 @@
 //! purged while the disk was away. `reads` keeps the loads; `reader` carries them out. `index` and `space` say what is
 //! on the disk, and `io` has the transfers of all of them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
-use forebay_core::{BlockKey, ErrorKind};
+use forebay_core::{BlockKey, ErrorKind, NamespaceId};
 
 use super::budget::Budget;
 use super::config::SsdConfig;
@@ -54,6 +54,8 @@ pub(super) struct Opened {
     pub index: Index,
     pub space: Space,
     pub purges: Purges,
+    /// Namespaces of blocks that are void by the list of purges alone.
+    pub void: BTreeSet<NamespaceId>,
     pub sequences: Sequences,
     pub written_bytes: u64,
     pub stored_bytes: u64,
@@ -78,6 +80,8 @@ pub(super) struct Disk {
     pub reclaim: Option<Reclaim>,
     pub purges: Purges,
     pub void: Option<Void>,
+    /// Namespaces of blocks that were found void, and no removal says so.
+    pub found_void: BTreeSet<NamespaceId>,
     pub watch: Watch,
     /// Why it is not used any more, once it is taken.
     pub why_taken: String,
@@ -126,6 +130,7 @@ impl Disk {
             reclaim: None,
             purges: opened.purges,
             void: None,
+            found_void: opened.void,
             watch: Watch::new(opened.owner, Duration::ZERO),
             why_taken: String::new(),
             budget,
@@ -221,6 +226,7 @@ impl Disk {
             self.fail_waiting(ErrorKind::Unavailable);
         }
         self.fail_late();
+        self.purges.retry(self.now);
         self.look_again();
         let is_sick = self.io.reads.failures_in_a_row >= SICK_AFTER;
         if is_sick && now >= self.next_probe {
@@ -321,7 +327,7 @@ impl Disk {
     /// Whether the other disk, of the same id, has gone on from what this one has: it was found with later records or
     /// purges. Never so where this daemon has added some: the other may be this one, found after that.
     pub fn is_behind(&self, other: &Disk) -> bool {
-        let found = self.log.found().filter(|[_, last_purge]| self.purges.last_sequence() == *last_purge);
+        let found = self.log.found().filter(|_| !self.purges.has_purged);
         found.is_some_and(|found| other.log.found().is_some_and(|other| found < other))
     }
 

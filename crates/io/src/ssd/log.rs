@@ -209,6 +209,11 @@ impl Log {
         if self.has_kept { self.next_sequence } else { self.sequences.end_of_earlier }
     }
 
+    /// All records, of whatever namespace, have a lower number, those in progress included.
+    pub fn end_of_all_records(&self) -> u64 {
+        if self.found().is_none() { self.next_sequence } else { self.sequences.end_of_earlier }
+    }
+
     /// What opening the disk has found; none once this daemon has begun to write to the log.
     pub fn found(&self) -> Option<[u64; 2]> {
         (self.next_sequence == self.sequences.next).then_some(self.sequences.found)

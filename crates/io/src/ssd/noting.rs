@@ -16,6 +16,7 @@ impl Disk {
     /// Nothing of these namespaces is on the disk, or on its way there. Each with the time of its purge.
     pub(super) fn note_purged(&mut self, purged: &BTreeMap<NamespaceId, u64>) {
         let purged = purged.iter().map(|(namespace, time)| (*namespace, *time));
+        self.purges.has_purged = true;
         self.purges.add(purged, self.log.end_of_records());
     }
 
@@ -71,7 +72,7 @@ impl Disk {
     }
 
     fn end_purges(&mut self, result: Result<(), ErrorKind>) {
-        self.purges.end(result);
+        self.purges.end(result, self.now);
         if let Err(kind) = result
             && self.purges.failures.add(Instant::now()).is_some()
         {

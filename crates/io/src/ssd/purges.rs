@@ -15,6 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::time::Duration;
 
 use forebay_core::{ErrorKind, NamespaceId};
 
@@ -23,6 +24,8 @@ use crate::Seldom;
 
 const MOST_RECORDS: usize = PURGES_PAGES as usize * PURGES_PER_PAGE;
 const COPIES: usize = PURGES_AT.len();
+/// Between attempts to write the list.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 /// The pages of both copies; none for a page that could not be read.
 pub(super) type Copies = [Vec<Option<Page>>; COPIES];
@@ -40,6 +43,11 @@ pub(super) struct Purges {
     ended: Option<Result<(), ErrorKind>>,
     pub failures: Seldom,
     pub found: Found,
+    /// Whether the daemon has purged anything on this disk itself.
+    pub has_purged: bool,
+    /// When what could not be written is written again, and how long that is after the last failure.
+    retry_at: Option<Duration>,
+    pause: Duration,
 }
 
 struct Noted {
@@ -68,10 +76,8 @@ pub(super) struct Writing {
 /// Blocks that were purged while the disk was away, and are being withdrawn.
 #[derive(Default)]
 pub(super) struct Void {
-    /// Each with the time of its purge.
-    pub namespaces: BTreeMap<NamespaceId, u64>,
-    /// Later records are of blocks that were stored since.
-    pub end: u64,
+    /// Of each, from which number on records are of blocks that were stored since.
+    pub ends: BTreeMap<NamespaceId, u64>,
     /// Where the walk through the index goes on.
     pub at: u32,
 }
@@ -79,7 +85,7 @@ pub(super) struct Void {
 impl Void {
     /// Whether the block was purged.
     pub fn has(&self, record: &Record) -> bool {
-        record.sequence < self.end && self.namespaces.contains_key(&record.key.namespace)
+        self.ends.get(&record.key.namespace).is_some_and(|end| record.sequence < *end)
     }
 }
 
@@ -169,11 +175,6 @@ impl Purges {
         self.records.values().map(|noted| (noted.record.namespace, noted.record.time))
     }
 
-    /// The same of one; 0 if it is not in the list.
-    pub fn time(&self, namespace: NamespaceId) -> u64 {
-        self.records.get(&namespace).map_or(0, |noted| noted.record.time)
-    }
-
     /// Whether a purge of that time is not in the list. A full list may have had it.
     pub fn lacks(&self, namespace: NamespaceId, time: u64) -> bool {
         match self.records.get(&namespace) {
@@ -226,11 +227,23 @@ impl Purges {
     }
 
     /// What was due is written, or is not.
-    pub fn end(&mut self, result: Result<(), ErrorKind>) {
+    pub fn end(&mut self, result: Result<(), ErrorKind>, now: Duration) {
         if result.is_ok() {
             self.changed.clear();
+            (self.retry_at, self.pause) = (None, Duration::ZERO);
+        } else {
+            let [shortest, longest] = PAUSES;
+            self.pause = (2 * self.pause).clamp(shortest, longest);
+            self.retry_at = Some(now + self.pause);
         }
         self.ended = Some(result);
+    }
+
+    /// What is not on the disk yet is due again, some time after it has failed.
+    pub fn retry(&mut self, now: Duration) {
+        if self.is_idle() && self.retry_at.take_if(|at| *at <= now).is_some() {
+            self.due = Some(0);
+        }
     }
 }
 
@@ -267,7 +280,7 @@ mod tests {
                 copy[page as usize] = Some(PurgeRecord::encode(&GEOMETRY, records));
             }
         }
-        purges.end(Ok(()));
+        purges.end(Ok(()), Duration::ZERO);
         pages
     }
 

@@ -57,6 +57,8 @@ pub struct Ssd {
     lost: VecDeque<(usize, u32)>,
     /// What was on disks that another has taken, and from which place on the owner was not told of that yet.
     gone: VecDeque<(Index, u32)>,
+    /// Namespaces of which a disk had blocks that were purged while it was away.
+    void: BTreeSet<NamespaceId>,
     /// Namespaces whose purge is being noted, and the time of the purge.
     noting: BTreeMap<NamespaceId, u64>,
     /// Of operations that came while there was no disk at all.
@@ -149,6 +151,7 @@ impl Ssd {
             found: VecDeque::new(),
             lost: VecDeque::new(),
             gone: VecDeque::new(),
+            void: BTreeSet::new(),
             noting: BTreeMap::new(),
             refused: Vec::new(),
             populated_bytes: 0,
@@ -244,6 +247,7 @@ impl Ssd {
         for (place, part) in self.parts.iter_mut().enumerate() {
             let (Some(disk), mut keys) = (part.disk_mut(), Vec::new()) else { continue };
             if disk.withdraw_void(PLACES_AT_A_TIME, &mut keys) {
+                self.void.extend(keys.iter().map(|key| key.namespace));
                 if !self.found.contains(&(place, 0)) {
                     keys.into_iter().for_each(|key| disk.tell_evicted(key));
                 }
@@ -251,6 +255,12 @@ impl Ssd {
             }
         }
         false
+    }
+
+    /// Namespaces of which a disk had blocks that were purged while it was away. These blocks are not served any more,
+    /// but other copies of them may be elsewhere, and no removal says so on the disk: the owner purges them again.
+    pub fn take_void(&mut self) -> BTreeSet<NamespaceId> {
+        std::mem::take(&mut self.void)
     }
 
     /// Each disk hears of the purges that another has noted and it has not, or not the last one of a namespace.
@@ -338,18 +348,16 @@ impl Ssd {
     /// becomes of the log, a restart finds none of the blocks that were there before. [`Ssd::noted`] says how that
     /// ends.
     pub fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
-        let times = namespaces.iter().map(|namespace| (*namespace, self.time_of_purge(*namespace)));
+        // Later than all that the disks know, also if the clock was set back.
+        let last = self.disks().flat_map(|disk| disk.purges.times()).map(|(_, time)| time).max();
+        let time = unix_micros_now().max(last.unwrap_or(0) + 1);
+        // The same until all disks have noted it.
+        let time_of = |namespace| self.noting.get(namespace).copied().unwrap_or(time);
+        let times = namespaces.iter().map(|namespace| (*namespace, time_of(namespace)));
         let times: BTreeMap<NamespaceId, u64> = times.collect();
         self.disks_mut().for_each(|disk| disk.note_purged(&times));
         self.disks_mut().for_each(Disk::start);
         self.noting.extend(times);
-    }
-
-    /// The same until all disks have noted it.
-    fn time_of_purge(&self, namespace: NamespaceId) -> u64 {
-        let of_last = |disk: &Disk| disk.purges.time(namespace);
-        let after_last = || 1 + self.disks().map(of_last).max().unwrap_or(0);
-        self.noting.get(&namespace).copied().unwrap_or_else(|| unix_micros_now().max(after_last()))
     }
 
     /// Whether all disks that are there have noted what they were told to, and read it back; none while they are at it.
@@ -489,6 +497,7 @@ impl Ssd {
             self.inbox.waker.wake();
         }
         disk.start_at(self.now);
+        self.void.append(&mut disk.found_void);
         disk.io.engine.register(self.populated_bytes);
         self.found.push_back((place, 0));
         let part = &mut self.parts[place];

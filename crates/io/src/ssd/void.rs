@@ -16,11 +16,11 @@ impl Disk {
     pub(super) fn void(&mut self, purges: BTreeMap<NamespaceId, u64>) {
         let (disk, namespaces) = (self.name(), purges.len());
         tracing::info!(disk, namespaces, "namespaces were purged while a disk was away: its blocks of them are void");
-        let end = self.log.end_of_records();
-        self.purges.add(purges.iter().map(|(namespace, time)| (*namespace, *time)), end);
+        let end = self.log.end_of_all_records();
         let void = self.void.get_or_insert_default();
-        void.namespaces.extend(purges);
-        (void.end, void.at) = (end, 0);
+        void.ends.extend(purges.keys().map(|namespace| (*namespace, end)));
+        void.at = 0;
+        self.purges.add(purges.into_iter(), end);
     }
 
     /// Withdraws void blocks among `places` places of the index, and appends their keys. False if there is nothing to

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use forebay_core::NamespaceId;
+use forebay_core::checksum::checksum;
 use forebay_core::tier::Outcome;
 use forebay_io::ssd::Ssd;
-use forebay_io::uring::{Region, SimulatedDisk};
+use forebay_io::uring::{Fault, FaultKind, Region, SimulatedDisk};
+use rustix::io::Errno;
 
 use crate::bed::*;
 use crate::purges::{note, remove_all};
@@ -145,4 +147,62 @@ fn a_purge_goes_on_with_a_disk_that_was_told() {
     store(&mut bed, 0..5);
     drop(bed);
     assert_eq!(served(&mut host(&[(1, &away), (2, &there)]), 0..40), all(0..5));
+}
+
+/// The copy answers first, and hears of a purge. That is no step beyond the disk.
+#[test]
+fn a_disk_is_used_and_not_its_older_copy_that_was_told_of_a_purge() {
+    let [disk, other] = two_disks();
+    let mut bed = host(&[(2, &other)]);
+    assert!(note(&mut bed, [8]));
+    drop(bed);
+    let copy = copy_of(&disk);
+    store(&mut host(&[(1, &disk)]), 100..110);
+    let mut bed = host(&[(2, &other), (1, &copy), (1, &disk)]);
+    bed.settle();
+    assert_eq!(served(&mut bed, 100..110), all(100..110));
+}
+
+/// A store fails, and so does the list; the disk takes both again later.
+#[test]
+fn a_list_that_could_not_be_written_is_written_when_the_disk_takes_it() {
+    let [away, there] = two_disks();
+    purge(&mut host(&[(2, &there)]));
+    let mut bed = host(&[(1, &away), (2, &there)]);
+    away.arm(&[Fault { nth: 0, count: 3, kind: FaultKind::Error(Errno::NOSPC) }]);
+    (0..20).for_each(|_| bed.turn());
+    away.arm(&[]);
+    (0..400).for_each(|_| bed.turn());
+    bed.settle();
+    drop(bed);
+    assert!(served(&mut host(&[(1, &away)]), 0..40).is_empty(), "it was told, and alone it knows it still");
+}
+
+/// The times of all purges of a list lie ahead.
+fn set_ahead(disk: &SimulatedDisk) -> SimulatedDisk {
+    let mut image = disk.image();
+    for page in [64 << 10, 576 << 10].into_iter().flat_map(|at| (at..at + (64 << 10)).step_by(4096)) {
+        let page = &mut image[page..page + 4096];
+        let count = u32::from_le_bytes(page[12..16].try_into().unwrap()) as usize;
+        for record in page[64..].chunks_exact_mut(32).take(count) {
+            let time = u64::from_le_bytes(record[24..].try_into().unwrap()) + 86_400_000_000;
+            record[24..].copy_from_slice(&time.to_le_bytes());
+        }
+        let seal = checksum(&page[..4088]);
+        page[4088..].copy_from_slice(&seal.to_le_bytes());
+    }
+    SimulatedDisk::from_image(image)
+}
+
+#[test]
+fn a_purge_after_the_clock_was_set_back_is_the_latest_all_the_same() {
+    let [away, there] = two_disks();
+    let mut bed = host(&[(1, &away), (2, &there)]);
+    assert!(note(&mut bed, 1000..3000));
+    let [away, there] = [&away, &there].map(set_ahead);
+    let mut bed = host(&[(2, &there)]);
+    purge(&mut bed);
+    drop(bed);
+    let mut bed = host(&[(1, &away), (2, &there)]);
+    assert!(served(&mut bed, 0..40).is_empty());
 }
