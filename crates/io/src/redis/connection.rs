@@ -118,8 +118,8 @@ pub(super) struct Connection {
     changes: usize,
     /// For reads and for changes.
     bytes_in_flight: [u64; 2],
-    /// The reply to the last command of the greeting.
-    pub answer: Option<Reply>,
+    /// The replies to the greeting.
+    pub answers: Vec<Reply>,
     /// An operation was answered, so the connection was useful.
     pub has_served: bool,
     /// The server has refused a write, since it is a replica.
@@ -147,7 +147,7 @@ impl Connection {
             in_flight: VecDeque::new(),
             changes: 0,
             bytes_in_flight: [0; 2],
-            answer: None,
+            answers: Vec::new(),
             has_served: false,
             is_to_replica: false,
             refusals: Default::default(),
@@ -299,15 +299,17 @@ impl Connection {
                 Err(_) => break,
             }
         }
-        let said = match self.answer.take() {
-            Some(answer) => Some(answer),
-            None if self.is_ready() => None,
-            None => resp::reply(&self.input[self.from..self.to]).ok().flatten().map(|(reply, _)| reply),
-        };
-        match said {
-            Some(Reply::Error(text)) => Some(refused(&text)),
-            _ => None,
+        if let Some(text) = self.refusal() {
+            return Some(refused(text));
         }
+        let rest = (!self.is_ready()).then_some(&self.input[self.from..self.to])?;
+        let (reply, _) = resp::reply(rest).ok().flatten()?;
+        reply.error().map(refused)
+    }
+
+    /// The first refusal of the greeting is the relevant one: it caused the others.
+    pub fn refusal(&self) -> Option<&str> {
+        self.answers.iter().find_map(Reply::error)
     }
 
     /// How many bytes must have arrived before a wake-up is worth it. Never more than must come, or the event loop
@@ -434,11 +436,7 @@ impl Connection {
         self.from += len;
         *commands -= 1;
         let is_last = *commands == 0;
-        self.answer = match (reply, self.answer.take()) {
-            // The first refusal is the relevant one: it caused the others.
-            (_, Some(Reply::Error(earlier))) => Some(Reply::Error(earlier)),
-            (reply, _) => Some(reply),
-        };
+        self.answers.push(reply);
         if is_last {
             self.stage = Stage::Ready;
         }

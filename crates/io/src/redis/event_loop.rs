@@ -27,7 +27,6 @@ use super::in_flight::{Job, Verdict};
 use super::name::{self, SLOTS};
 use super::node::Node;
 use super::report::Counters;
-use super::resp::Reply;
 use super::shared::{Inbox, Outbox, Queue, Said, State};
 use super::tls::Tls;
 use super::topology::{Discovery, Found, authenticate};
@@ -205,6 +204,9 @@ impl EventLoop {
             }
             discovery.iter_mut().for_each(Discovery::want);
         }
+        if refusals.iter().flatten().any(|said| said.starts_with("CLUSTERDOWN")) {
+            discovery.iter_mut().for_each(Discovery::doubt);
+        }
         if let Some(node) = nodes.get_mut(node) {
             node.refused(refusals);
         }
@@ -221,12 +223,12 @@ impl EventLoop {
     /// Handles the reply to a connection's greeting.
     fn welcome(&mut self, node: usize, link: usize) {
         let place = &mut self.nodes[node].links[link].connection;
-        match place.as_mut().and_then(|connection| connection.answer.take()) {
+        match place.as_ref().and_then(Connection::refusal).map(connection::refused) {
             // `LOADING`, `NOAUTH`, `WRONGPASS`, …: a later attempt may succeed.
-            Some(Reply::Error(text)) => {
+            Some(why) => {
                 *place = None;
                 self.counters.failed_connects += 1;
-                self.fail_link(node, link, false, &connection::refused(&text));
+                self.fail_link(node, link, false, &why);
             }
             _ => {
                 self.counters.connections_made += 1;
@@ -265,26 +267,33 @@ impl EventLoop {
         let why = format!("{}: {why}", place.dialer.address);
         tracing::debug!(tier = "redis", server = %place.dialer.address, why, "connection ended");
         self.outbox.done().last_error = Some((why, Instant::now()));
-        if let Some(discovery) = &mut self.discovery {
-            discovery.want();
+        match (&mut self.discovery, has_served) {
+            (Some(discovery), true) => discovery.want(),
+            (Some(discovery), false) => discovery.doubt(),
+            (None, _) => {}
         }
     }
 
     fn discovery_failed(&mut self, why: &str) {
         let Some(discovery) = &mut self.discovery else { return };
-        let why = format!("cannot find the servers: {}: {why}", discovery.teller());
+        let why = format!("cannot find the servers: {}: {why}", discovery.asked());
         discovery.failed(Instant::now(), &mut self.random);
-        self.settings.sentinel_access.tls.iter().for_each(Tls::renew_aside);
+        let Settings { access, sentinel_access, .. } = &*self.settings;
+        [access, sentinel_access].into_iter().filter_map(|access| access.tls.as_ref()).for_each(Tls::renew_aside);
         self.counters.failed_connects += 1;
         self.outbox.done().last_error = Some((why, Instant::now()));
     }
 
     fn heard(&mut self) {
         let Some(discovery) = &mut self.discovery else { return };
-        match discovery.read(Instant::now()) {
-            Ok(Found::Master(address)) => self.follow(&address),
-            Ok(Found::Map(map)) => self.adopt(&map),
-            Err(why) => self.discovery_failed(&why),
+        let (found, ended) = discovery.read(Instant::now());
+        match found {
+            Some(Found::Master(address)) => self.follow(&address),
+            Some(Found::Map(map)) => self.adopt(&map),
+            None => {}
+        }
+        if let Err(why) = ended {
+            self.discovery_failed(&why);
         }
     }
 
@@ -521,6 +530,9 @@ impl EventLoop {
         if let Some(node) = self.nodes.get_mut(usize::from(job.node)) {
             let opened = node.heard(job, outcome, self.now);
             self.counters.breakers_opened += opened;
+            if opened > 0 {
+                self.discovery.iter_mut().for_each(Discovery::doubt);
+            }
             if opened > 0
                 && let Some(why) = node.why_left_alone(job, outcome)
             {

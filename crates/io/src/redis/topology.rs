@@ -2,6 +2,10 @@
 //!
 //! Invariant: there is one question at a time, to one server after the other, each on a separate connection that is
 //! closed after the answer. There is a pause between questions.
+//!
+//! Who is asked may be cut off from the others and know only how it was. So a master that a sentinel names is asked
+//! for its role before it is followed, and a node says with its map whether its cluster is well. An answer that is not
+//! believed is a failure: the next server is asked. The map of a node whose cluster is down is better than none.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +22,10 @@ use super::shared::Inbox;
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 /// Limit on the servers that are asked in turn.
 const MOST_SERVERS: usize = 64;
+/// Asks a node how its cluster is.
+pub(super) const CLUSTER_INFO: &[&[u8]] = &[b"CLUSTER", b"INFO"];
+/// Asks a server for its role: `ROLE` itself takes a right that a user of a cache need not have.
+pub(super) const ROLE: &[&[u8]] = &[b"HELLO", b"2"];
 /// Why a node is not believed that has left its cluster.
 const NO_SLOTS: &str = "it knows no node that has slots (hint: let it join the cluster, or take it out of \
                         `tier.redis.urls`)";
@@ -47,7 +55,14 @@ pub(super) struct Discovery {
     dialers: Vec<Dialer>,
     at: usize,
     greeting: Greeting,
+    mode: Mode,
+    /// What the master that a sentinel names is asked, and that master, while it is.
+    role: Greeting,
+    named: Option<Dialer>,
     is_wanted: bool,
+    /// Whether another server is asked than the last time.
+    is_doubted: bool,
+    has_found: bool,
     pub backoff: Backoff,
     pub connection: Option<Connection>,
 }
@@ -55,30 +70,57 @@ pub(super) struct Discovery {
 impl Discovery {
     /// `None` if there is nothing to discover.
     pub fn new(settings: &Settings, now: Instant) -> Option<Discovery> {
-        let greeting = question(settings)?;
-        let dialers = settings.addresses.iter().cloned().map(Dialer::new).collect();
-        let backoff = Backoff::new(now);
-        Some(Discovery { dialers, at: 0, greeting, is_wanted: true, backoff, connection: None })
+        let mut greeting = question(settings)?;
+        if settings.config.mode == Mode::Cluster {
+            greeting.say(CLUSTER_INFO);
+        }
+        let mut role = Greeting::default();
+        authenticate(&settings.access, &mut role);
+        role.say(ROLE);
+        Some(Discovery {
+            dialers: settings.addresses.iter().cloned().map(Dialer::new).collect(),
+            at: 0,
+            greeting,
+            mode: settings.config.mode,
+            role,
+            named: None,
+            is_wanted: true,
+            is_doubted: false,
+            has_found: false,
+            backoff: Backoff::new(now),
+            connection: None,
+        })
     }
 
-    /// The server that is asked, or that will be.
-    pub fn teller(&self) -> &Address {
-        &self.dialers[self.at].address
+    /// Who is asked, for people.
+    pub fn asked(&self) -> String {
+        let teller = &self.dialers[self.at].address;
+        match &self.named {
+            Some(named) => format!("{teller} names {}", named.address),
+            None => teller.to_string(),
+        }
     }
 
     /// Whether an answer may still come before another failure.
     pub fn is_hopeful(&self) -> bool {
-        self.connection.is_some() || self.backoff.failures == 0
+        self.connection.is_some() || self.named.is_some() || self.backoff.failures == 0
     }
 
     pub fn want(&mut self) {
         self.is_wanted = true;
     }
 
+    /// A server that was found is of no use, so whoever told of it may know no better: another one is asked.
+    pub fn doubt(&mut self) {
+        (self.is_wanted, self.is_doubted) = (true, true);
+    }
+
     pub fn due(&self) -> Option<Instant> {
         match &self.connection {
             Some(connection) => connection.due(),
-            None => self.dialers[self.at].due(self.backoff.at).filter(|_| self.is_wanted),
+            None => {
+                self.named.as_ref().unwrap_or(&self.dialers[self.at]).due(self.backoff.at).filter(|_| self.is_wanted)
+            }
         }
     }
 
@@ -87,35 +129,60 @@ impl Discovery {
         if !self.is_wanted || self.connection.is_some() || self.backoff.at > now {
             return Ok(false);
         }
-        let dialer = &mut self.dialers[self.at];
-        let tls = settings.sentinel_access.tls.as_ref();
+        if self.named.is_none() && std::mem::take(&mut self.is_doubted) {
+            self.at = (self.at + 1) % self.dialers.len();
+        }
+        let (dialer, greeting, access) = match &mut self.named {
+            Some(named) => (named, &self.role, &settings.access),
+            None => (&mut self.dialers[self.at], &self.greeting, &settings.sentinel_access),
+        };
+        let tls = access.tls.as_ref();
         let Some(transport) = dialer.begin(settings.config.socket_buffer_bytes, tls, inbox)? else { return Ok(false) };
         let due = now + settings.config.connect_timeout;
-        self.connection = Some(Connection::new(transport, dialer.address.clone(), &self.greeting, due));
+        self.connection = Some(Connection::new(transport, dialer.address.clone(), greeting, due));
         Ok(true)
     }
 
-    /// Records that a server gave no answer: the next one is asked, after a pause.
+    /// Records that a server gave no answer, or none to be believed: the next one is asked, after a pause.
     pub fn failed(&mut self, now: Instant, random: &mut u64) {
         self.connection = None;
-        self.dialers[self.at].failed();
+        if self.named.take().is_none() {
+            self.dialers[self.at].failed();
+        }
         self.at = (self.at + 1) % self.dialers.len();
+        (self.is_wanted, self.is_doubted) = (true, false);
         self.backoff.ended(now, false, random);
     }
 
-    /// Parses the answer; an error if it has no topology.
-    pub fn read(&mut self, now: Instant) -> Result<Found, String> {
-        let answer = self.connection.as_mut().and_then(|connection| connection.answer.take());
-        let teller = self.teller();
-        let found = found(&answer.unwrap_or(Reply::Null), teller)?;
-        self.connection = None;
-        self.is_wanted = false;
-        self.backoff.failures = 0;
-        self.backoff.at = now + LEAST_PAUSE;
-        if let Found::Map(map) = &found {
+    /// Takes the answer: what is to be used, and an error if the next server is to be asked nonetheless.
+    pub fn read(&mut self, now: Instant) -> (Option<Found>, Result<(), String>) {
+        let answers = self.connection.take().map(|connection| connection.answers).unwrap_or_default();
+        let teller = &self.dialers[self.at].address;
+        let (found, ended) = match &self.named {
+            Some(named) => match is_master(answers.last()) {
+                Ok(()) => (Some(Found::Master(named.address.clone())), Ok(())),
+                Err(why) => (None, Err(why)),
+            },
+            None => match told(&answers, teller, &self.mode) {
+                Ok((Found::Master(address), _)) => {
+                    self.named = Some(Dialer::new(address));
+                    return (None, Ok(()));
+                }
+                Ok((map, Ok(()))) => (Some(map), Ok(())),
+                Ok((map, Err(why))) => (Some(map).filter(|_| !self.has_found), Err(why)),
+                Err(why) => (None, Err(why)),
+            },
+        };
+        self.has_found |= found.is_some();
+        if let Some(Found::Map(map)) = &found {
             self.learn(map);
         }
-        Ok(found)
+        if ended.is_ok() {
+            (self.is_wanted, self.named) = (false, None);
+            self.backoff.failures = 0;
+            self.backoff.at = now + LEAST_PAUSE;
+        }
+        (found, ended)
     }
 
     /// Any node of a cluster may be asked, so the configured seeds may disappear.
@@ -150,6 +217,33 @@ pub(super) fn authenticate(access: &Access, greeting: &mut Greeting) {
         (Some(user), Some(password)) => greeting.say(&[b"AUTH", user.as_bytes(), password.as_bytes()]),
         (None, Some(password)) => greeting.say(&[b"AUTH", password.as_bytes()]),
         _ => {}
+    }
+}
+
+/// What the answers to a discovery's greeting tell, and whether the teller's cluster is well. Who may not ask a cluster
+/// how it is takes its map as it is.
+fn told(answers: &[Reply], teller: &Address, mode: &Mode) -> Result<(Found, Result<(), String>), String> {
+    let (answers, state) = match (mode, answers) {
+        (Mode::Cluster, [answers @ .., state]) => (answers, is_well(state)),
+        _ => (answers, Ok(())),
+    };
+    // The first refusal is the relevant one: it caused the others.
+    let answer = answers.iter().find(|reply| reply.error().is_some()).or(answers.last());
+    Ok((found(answer.unwrap_or(&Reply::Null), teller)?, state))
+}
+
+/// Whether a node's cluster is well, as the answer to [`CLUSTER_INFO`] says.
+pub(super) fn is_well(info: &Reply) -> Result<(), String> {
+    let is_down = info.text().is_some_and(|text| text.contains("cluster_state:fail"));
+    if is_down { Err("its cluster is down, or it is cut off from it (cluster_state:fail)".to_string()) } else { Ok(()) }
+}
+
+/// Whether a server is a master, as the answer to [`ROLE`] says. One that does not say so may be one.
+pub(super) fn is_master(answer: Option<&Reply>) -> Result<(), String> {
+    let facts = answer.and_then(Reply::items).unwrap_or_default();
+    match facts.chunks_exact(2).find(|fact| fact[0].text() == Some("role")).and_then(|fact| fact[1].text()) {
+        Some(role) if role != "master" => Err(format!("it is a {role}, and no master")),
+        _ => Ok(()),
     }
 }
 
@@ -217,6 +311,35 @@ mod tests {
             "a range that ends before it begins"
         );
         assert_eq!(read(b"*0\r\n"), Err(NO_SLOTS.to_string()));
+    }
+
+    #[test]
+    fn a_node_tells_with_its_map_whether_its_cluster_is_well() {
+        let teller = tcp("10.0.0.1", 1);
+        let told = |answers: &[Reply]| told(answers, &teller, &Mode::Cluster);
+        let map = reply(b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$1\r\na\r\n:1\r\n").unwrap().unwrap().0;
+        let (text, error) = (|text: &str| Reply::Text(text.into()), |text: &str| Reply::Error(text.to_string()));
+        let whole = Found::Map(vec![(0, 16_383, tcp("a", 1))]);
+        for state in [text("cluster_enabled:1\r\ncluster_state:ok\r\n"), error("NOPERM this user may not")] {
+            assert_eq!(told(&[text("OK"), map.clone(), state]), Ok((whole.clone(), Ok(()))));
+        }
+        let (map, doubt) = told(&[map.clone(), text("cluster_enabled:1\r\ncluster_state:fail\r\n")]).unwrap();
+        assert!(map == whole && doubt.unwrap_err().contains("down"));
+        let refused = told(&[error("WRONGPASS no"), error("NOAUTH no"), error("NOAUTH no")]);
+        assert!(refused.unwrap_err().contains("WRONGPASS"));
+        assert!(told(&[]).is_err());
+    }
+
+    #[test]
+    fn only_a_server_that_says_that_it_is_none_is_no_master() {
+        let hello = |role: &str| {
+            let words = ["mode", "standalone", "role", role, "modules"].map(|word| Reply::Text(word.into()));
+            Reply::Array(words.into_iter().chain([Reply::Array(Vec::new())]).collect())
+        };
+        assert_eq!(is_master(Some(&hello("master"))), Ok(()));
+        assert_eq!(is_master(Some(&hello("replica"))), Err("it is a replica, and no master".to_string()));
+        assert_eq!(is_master(Some(&Reply::Error("ERR unknown command".to_string()))), Ok(()));
+        assert_eq!(is_master(None), Ok(()));
     }
 
     mod fuzz {

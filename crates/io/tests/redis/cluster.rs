@@ -1,7 +1,7 @@
 //! Three masters that share the slots, and slots that move while they are used.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::bed::{Bed, config, key, loaded, name_of};
 use crate::conform::Suited;
-use crate::fake::{Answer, Fake, Then, well_behaved};
+use crate::fake::{Answer, Fake, Then, bulk, well_behaved};
 use crate::purge::{OWN, emptied, empty};
 use crate::servers::{Admin, BOTH, Kind, Server, free_port, until};
 
@@ -329,16 +329,114 @@ fn teller(maps: Vec<Vec<u8>>) -> (Fake, Arc<AtomicUsize>) {
     let fake = Fake::start_tcp(move |_| {
         let (maps, count) = (maps.clone(), count.clone());
         Box::new(move |command, store| match command[0].as_slice() {
-            b"CLUSTER" => Answer::say(maps[count.fetch_add(1, Ordering::Relaxed).min(maps.len() - 1)].clone()),
+            b"CLUSTER" if command[1] == b"SLOTS" => {
+                Answer::say(maps[count.fetch_add(1, Ordering::Relaxed).min(maps.len() - 1)].clone())
+            }
             _ => Answer::say(well_behaved(command, store)),
         })
     });
     (fake, asked)
 }
 
+/// A node that speaks for a cluster, and can be made to believe that it is down: then it serves nobody.
+fn fake_node(
+    map: impl Fn() -> Vec<u8> + Clone + Send + 'static,
+    is_down: Arc<AtomicBool>,
+    reads_when_down: bool,
+) -> Fake {
+    Fake::start_tcp(move |_| {
+        let (map, is_down) = (map.clone(), is_down.clone());
+        Box::new(move |command, store| {
+            let (is_down, words) = (is_down.load(Ordering::Relaxed), command.get(1).map(Vec::as_slice));
+            Answer::say(match (command[0].as_slice(), words) {
+                (b"CLUSTER", Some(b"SLOTS")) => map(),
+                (b"CLUSTER", Some(b"NODES")) => bulk(b""),
+                (b"CLUSTER", _) if is_down => bulk(b"cluster_enabled:1\r\ncluster_state:fail\r\n"),
+                (b"CLUSTER", _) => bulk(b"cluster_state:ok\r\n"),
+                (b"SCAN", _) => {
+                    let names: Vec<u8> = store.keys().flat_map(|name| bulk(name)).collect();
+                    [format!("*2\r\n$1\r\n0\r\n*{}\r\n", store.len()).into_bytes(), names].concat()
+                }
+                (b"GET" | b"EXISTS" | b"SET", _) if is_down && !(reads_when_down && command[0] != b"SET") => {
+                    b"-CLUSTERDOWN The cluster is down\r\n".to_vec()
+                }
+                _ => well_behaved(command, store),
+            })
+        })
+    })
+}
+
+/// A cluster of one node, which is then cut off; the other one has its slots from then on.
+struct Split {
+    nodes: [Fake; 2],
+    is_down: Arc<AtomicBool>,
+}
+
+impl Split {
+    fn start() -> Split {
+        let (is_down, urls) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::<String>::new())));
+        let map = |is_of_second: fn(bool) -> bool| {
+            let (is_down, urls) = (is_down.clone(), urls.clone());
+            move || map_at(&urls.lock().unwrap()[usize::from(is_of_second(is_down.load(Ordering::Relaxed)))])
+        };
+        let nodes = [
+            fake_node(map(|_| false), is_down.clone(), false),
+            fake_node(map(|is_down| is_down), Arc::default(), false),
+        ];
+        *urls.lock().unwrap() = nodes.iter().map(Fake::url).collect();
+        Split { nodes, is_down }
+    }
+
+    fn config(&self) -> RedisConfig {
+        RedisConfig { mode: Mode::Cluster, ..config(&self.nodes[0].url()) }
+    }
+
+    fn both(&self) -> RedisConfig {
+        RedisConfig { urls: self.nodes.iter().map(Fake::url).collect(), ..self.config() }
+    }
+}
+
+#[test]
+fn a_master_that_was_cut_off_is_left_for_the_one_that_has_its_slots() {
+    let split = Split::start();
+    let mut bed = Bed::ready(&split.both());
+    bed.store_all([7], 4096);
+    split.is_down.store(true, Ordering::Relaxed);
+    until(|| bed.look(7, 4096) == Outcome::Absent, || "the new master is not found".to_string());
+    bed.store_all([7, 8], 4096);
+    assert_eq!(bed.look(8, 4096), loaded(8, 4096));
+}
+
+#[test]
+fn a_node_that_is_cut_off_is_not_believed_if_another_one_is_not() {
+    let split = Split::start();
+    split.is_down.store(true, Ordering::Relaxed);
+    let mut bed = Bed::ready(&split.both());
+    bed.store_all([7], 4096);
+    assert_eq!(bed.redis.report().servers, [split.nodes[1].url().replace("redis://", "")]);
+}
+
+#[test]
+fn a_cluster_that_is_down_and_lets_us_read_is_read() {
+    let (is_down, url) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(String::new())));
+    let own = url.clone();
+    let node = fake_node(move || map_at(&own.lock().unwrap()), is_down.clone(), true);
+    *url.lock().unwrap() = node.url();
+    let config = RedisConfig { mode: Mode::Cluster, ..config(&node.url()) };
+    Bed::ready(&config).store_all([7], 4096);
+    is_down.store(true, Ordering::Relaxed);
+    let mut bed = Bed::ready(&config);
+    assert_eq!(bed.look(7, 4096), loaded(7, 4096));
+    assert!(bed.redis.report().last_error.is_some_and(|(why, _)| why.contains("cluster_state:fail")));
+}
+
 /// All slots at this server.
 fn map_of(server: &Fake) -> Vec<u8> {
-    let port = server.url().rsplit_once(':').unwrap().1.to_string();
+    map_at(&server.url())
+}
+
+fn map_at(url: &str) -> Vec<u8> {
+    let port = url.rsplit_once(':').unwrap().1;
     format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n").into_bytes()
 }
 

@@ -5,6 +5,7 @@ use forebay_core::tier::{Health, Tier};
 use forebay_io::redis::{Credentials, Mode, RedisConfig, SentinelConfig};
 
 use crate::bed::{Bed, config, loaded};
+use crate::fake::{Answer, Fake};
 use crate::purge::{OWN, emptied};
 use crate::servers::{BOTH, Kind, Server, until};
 
@@ -86,4 +87,60 @@ fn sentinels_may_have_passwords_and_users_of_their_own() {
             assert!(why.contains(answer) && !format!("{report:?}").contains("of-nobody"), "{kind:?}: {why}");
         }
     }
+}
+
+/// A sentinel that names this port's server.
+fn fake_sentinel(port: u16) -> Fake {
+    let (port, digits) = (port.to_string(), port.to_string().len());
+    Fake::start_tcp(move |_| {
+        let says = format!("*2\r\n$9\r\n127.0.0.1\r\n${digits}\r\n{port}\r\n");
+        Box::new(move |_, _| Answer::say(says.clone()))
+    })
+}
+
+/// By those sentinels.
+fn told_by(sentinels: &[&Fake]) -> RedisConfig {
+    let sentinel = SentinelConfig { master: "blocks".to_string(), ..SentinelConfig::default() };
+    let urls = sentinels.iter().map(|fake| fake.url()).collect();
+    RedisConfig { mode: Mode::Sentinel, sentinel, urls, ..config("redis://127.0.0.1:1") }
+}
+
+#[test]
+fn a_sentinel_that_names_a_master_that_is_none_is_left_for_the_next() {
+    for kind in BOTH {
+        let (master, replica) = (Server::on_port(kind, &[]), Server::on_port(kind, &[]));
+        let mut gone = Server::on_port(kind, &[]);
+        gone.kill();
+        replica.admin().must(&["REPLICAOF", "127.0.0.1", &master.port.unwrap().to_string()]);
+        let good = fake_sentinel(master.port.unwrap());
+        for former in [&gone, &replica] {
+            let stale = fake_sentinel(former.port.unwrap());
+            let mut bed = Bed::ready(&told_by(&[&stale, &good]));
+            bed.store_all([7], 4096);
+            assert_eq!(bed.redis.report().servers, [format!("127.0.0.1:{}", master.port.unwrap())], "{kind:?}");
+        }
+        let stale = fake_sentinel(gone.port.unwrap());
+        let mut bed = Bed::open(&told_by(&[&stale]));
+        until(
+            || {
+                bed.turn();
+                bed.redis.health() == Health::Sick(ErrorKind::Unavailable)
+            },
+            || "a master that is gone is followed".to_string(),
+        );
+        let (why, _) = bed.redis.report().last_error.expect("there was an error");
+        assert!(why.contains(&format!(" names 127.0.0.1:{}: ", gone.port.unwrap())), "{why}");
+    }
+}
+
+#[test]
+fn a_sentinel_that_knows_no_better_than_before_is_left_when_the_master_is_gone() {
+    let (mut first, second) = (Server::on_port(Kind::Valkey, &[]), Server::on_port(Kind::Valkey, &[]));
+    let [stale, good] = [&first, &second].map(|server| fake_sentinel(server.port.unwrap()));
+    let mut bed = Bed::ready(&told_by(&[&stale, &good]));
+    assert_eq!(bed.redis.report().servers, [format!("127.0.0.1:{}", first.port.unwrap())]);
+    first.kill();
+    bed.await_service();
+    bed.store_all([7], 4096);
+    assert_eq!(second.admin().must(&["DBSIZE"]), "1");
 }
