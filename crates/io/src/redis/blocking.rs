@@ -95,12 +95,14 @@ impl BlockingClient {
         let code = text.split(' ').next().unwrap_or_default();
         let hint = match code {
             "NOPERM" => {
-                "give the urls' user the rights to SCAN and UNLINK, and in a cluster to CLUSTER SLOTS and CLUSTER NODES"
+                "give the urls' user the rights to SCAN and UNLINK, and in a cluster to CLUSTER SLOTS, CLUSTER INFO \
+                 and CLUSTER NODES"
             }
             "NOAUTH" | "WRONGPASS" => "check user and password in the urls",
             "READONLY" => "try again when the server is a master, or set the url to its master",
             "ERR" => {
-                "use a server that knows the commands SCAN and UNLINK, and in a cluster CLUSTER SLOTS and CLUSTER NODES"
+                "use a server that knows the commands SCAN and UNLINK, and in a cluster CLUSTER SLOTS, CLUSTER INFO \
+                 and CLUSTER NODES"
             }
             _ => "check the server, and try again",
         };

@@ -1,15 +1,21 @@
 //! Asks for the masters with a blocking client, and whether each of them answers.
+//!
+//! Who is asked may be cut off from the others, or have left them, and not know it. So all that are configured are
+//! asked, and the masters are all that any of them names, if at least one of them can be believed.
 
+use std::collections::BTreeMap;
 use std::thread;
 
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use super::address::Address;
 use super::blocking::BlockingClient;
-use super::config::{RedisConfig, Settings};
+use super::config::{Mode, RedisConfig, Settings};
+use super::connection::Greeting;
 use super::event_loop::greeting;
-use super::resp;
-use super::topology::{Found, found, question};
+use super::name::SLOTS;
+use super::resp::{self, Reply};
+use super::topology::{CLUSTER_INFO, Found, ROLE, found, is_master, is_well, question};
 
 /// How blocks are read.
 const READS: [&str; 2] = ["EXISTS", "GET"];
@@ -25,11 +31,8 @@ pub fn examine(config: &RedisConfig) -> Vec<Result<String>> {
         Ok(masters) => masters,
         Err(error) => return vec![Err(error)],
     };
-    thread::scope(|scope| {
-        let asked = masters.addresses().into_iter().map(|address| scope.spawn(|| answers(address, &settings)));
-        let asked: Vec<_> = asked.collect();
-        asked.into_iter().map(|thread| thread.join().expect("a question does not panic")).collect()
-    })
+    let addresses: Vec<Address> = masters.addresses().into_values().cloned().collect();
+    at_once(&addresses, |address| answers(address, &settings))
 }
 
 fn answers(address: &Address, settings: &Settings) -> Result<String> {
@@ -55,20 +58,101 @@ fn answers(address: &Address, settings: &Settings) -> Result<String> {
     Ok(format!("`{address}` answers"))
 }
 
-/// The masters and their slots, where there can be several masters.
-pub(super) fn masters(settings: &Settings) -> Result<Found> {
-    let Some(question) = question(settings) else { return Ok(Found::Master(settings.addresses[0].clone())) };
-    let mut failure = None;
-    for teller in &settings.addresses {
-        let asked = BlockingClient::connect(teller, &settings.sentinel_access, &question, &settings.config);
-        match asked.map(|(_, answer)| found(&answer, teller)) {
-            Ok(Ok(found)) => return Ok(found),
-            Ok(Err(why)) => {
-                let error = Error::new(ErrorKind::Unavailable, "cannot find the masters").with("server", teller);
-                failure = Some(error.source(why).hint("check the server and `tier.redis.mode`"));
+/// The masters, as they were told of.
+#[derive(PartialEq, Eq)]
+pub(super) struct Masters(Vec<Found>);
+
+impl Masters {
+    /// Each once.
+    pub fn addresses(&self) -> BTreeMap<String, &Address> {
+        let addresses = self.0.iter().flat_map(Found::addresses);
+        addresses.map(|address| (address.to_string(), address)).collect()
+    }
+}
+
+/// All masters that a configured server names, of which at least one names all of them: a node of a cluster that is
+/// well, whose map has all slots, or a sentinel whose master is none that has become a replica. If no configured node
+/// of a cluster does, the nodes are asked that it names.
+pub(super) fn masters(settings: &Settings) -> Result<Masters> {
+    let Some(question) = question(settings) else {
+        return Ok(Masters(vec![Found::Master(settings.addresses[0].clone())]));
+    };
+    let (mut tellers, mut masters, mut failure) = (settings.addresses.clone(), Masters(Vec::new()), None);
+    let (mut asked, mut is_believed) = (0, false);
+    while asked < tellers.len() && !is_believed {
+        let told = at_once(&tellers[asked..], |teller| tell(teller, &question, settings));
+        asked = tellers.len();
+        for told in told {
+            match told {
+                Ok((found, doubt)) => {
+                    is_believed |= doubt.is_none();
+                    failure = failure.or(doubt);
+                    masters.0.push(found);
+                }
+                Err(error) => failure = failure.or(Some(error)),
             }
-            Err(error) => failure = Some(error),
+        }
+        if settings.config.mode == Mode::Cluster {
+            let named = masters.addresses().into_values().filter(|named| !tellers.contains(*named));
+            let named: Vec<Address> = named.cloned().collect();
+            tellers.extend(named);
         }
     }
-    Err(failure.expect("a configuration has an address"))
+    match failure {
+        Some(error) if !is_believed => Err(error),
+        _ => Ok(masters),
+    }
+}
+
+fn at_once<T: Send>(tellers: &[Address], ask: impl Fn(&Address) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let ask = &ask;
+        let asked: Vec<_> = tellers.iter().map(|teller| scope.spawn(move || ask(teller))).collect();
+        asked.into_iter().map(|thread| thread.join().expect("a question does not panic")).collect()
+    })
+}
+
+/// What one of them tells, and why that cannot be believed alone.
+fn tell(teller: &Address, question: &Greeting, settings: &Settings) -> Result<(Found, Option<Error>)> {
+    let cannot = |why: String| {
+        Error::new(ErrorKind::Unavailable, "cannot find the masters")
+            .with("server", teller)
+            .source(why)
+            .hint("check the server, `tier.redis.urls` and `tier.redis.mode`")
+    };
+    let (mut client, answer) = BlockingClient::connect(teller, &settings.sentinel_access, question, &settings.config)?;
+    let found = found(&answer, teller).map_err(cannot)?;
+    let doubt = match &found {
+        Found::Master(address) => return role_of(address, settings).map_err(cannot).map(|()| (found, None)),
+        Found::Map(map) => {
+            let state = asked(&mut client, CLUSTER_INFO)?;
+            if let Reply::Error(text) = &state {
+                return Err(client.refused("CLUSTER INFO", text));
+            }
+            is_well(&state).and_then(|()| is_whole(map))
+        }
+    };
+    Ok((found, doubt.err().map(cannot)))
+}
+
+fn asked(client: &mut BlockingClient, command: &[&[u8]]) -> Result<Reply> {
+    let mut bytes = Vec::new();
+    resp::command(&mut bytes, command);
+    Ok(client.ask(&bytes, 1)?.remove(0))
+}
+
+/// An error if the master of a sentinel is none. One that cannot be asked may be one: whoever needs it will see.
+fn role_of(address: &Address, settings: &Settings) -> Result<(), String> {
+    let connected = BlockingClient::connect(address, &settings.access, &greeting(settings), &settings.config);
+    let role = connected.and_then(|(mut client, _)| asked(&mut client, ROLE));
+    is_master(role.ok().as_ref()).map_err(|why| format!("it names {address}: {why}"))
+}
+
+fn is_whole(map: &[(u16, u16, Address)]) -> Result<(), String> {
+    let mut has = vec![false; usize::from(SLOTS)];
+    map.iter().for_each(|(first, last, _)| has[usize::from(*first)..=usize::from(*last)].fill(true));
+    match has.iter().filter(|has| **has).count() {
+        count if count < has.len() => Err(format!("its map has {count} of {SLOTS} slots")),
+        _ => Ok(()),
+    }
 }

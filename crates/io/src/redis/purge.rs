@@ -3,7 +3,8 @@
 //! `SCAN` with a pattern → exact reading of the names → `UNLINK`, one command per name, several at a time. `SCAN` on
 //! one server reports everything that is present from its beginning to its end. For a cluster this holds only while
 //! nothing moves between nodes. So a pass counts only if the masters and their slots are the same after it, and no
-//! node was giving or taking a slot; otherwise another pass follows. With sentinels, the master must be the same.
+//! node was giving or taking a slot; otherwise another pass follows. With sentinels, the master must be the same. Where
+//! those who are asked name different masters, all of them are emptied.
 
 use std::sync::Arc;
 use std::thread;
@@ -15,10 +16,9 @@ use super::address::Address;
 use super::blocking::BlockingClient;
 use super::config::{Mode, Settings};
 use super::event_loop::greeting;
-use super::masters::masters;
+use super::masters::{Masters, masters};
 use super::name;
 use super::resp::{self, Reply};
-use super::topology::Found;
 use crate::purge::{Place, Purging};
 
 /// Names that a server examines in one `SCAN`, while it serves nobody else: 1,000 took Redis 6.2 with a million names
@@ -33,8 +33,9 @@ const PASS_PAUSE: Duration = Duration::from_secs(1);
 pub(super) fn place(settings: &Arc<Settings>) -> Place {
     let settings = settings.clone();
     let servers: Vec<String> = settings.addresses.iter().map(Address::to_string).collect();
-    // The time to connect, then one request; a pass of a cluster makes one more request in between.
-    let patience = settings.config.connect_timeout + settings.config.operation_timeout + PASS_PAUSE;
+    // To find the masters takes the time to connect and one request, twice where the nodes have to be asked that the
+    // configured ones name.
+    let patience = 2 * (settings.config.connect_timeout + settings.config.operation_timeout) + PASS_PAUSE;
     Place {
         name: servers.join(","),
         patience,
@@ -62,9 +63,9 @@ fn empty(settings: &Settings, purging: &Purging) -> Result<()> {
 }
 
 /// Scans all masters, even if some fail. False if something may have moved meanwhile.
-fn pass(masters: &Found, settings: &Settings, purging: &Purging) -> Result<bool> {
+fn pass(masters: &Masters, settings: &Settings, purging: &Purging) -> Result<bool> {
     let (mut is_still, mut failure) = (true, None);
-    for address in masters.addresses() {
+    for address in masters.addresses().into_values() {
         match (Master { address, settings, purging, is_still: true }).empty() {
             Ok(master_is_still) => is_still &= master_is_still,
             Err(error) => failure = failure.or(Some(error)),

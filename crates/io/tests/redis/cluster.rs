@@ -430,6 +430,44 @@ fn a_cluster_that_is_down_and_lets_us_read_is_read() {
     assert!(bed.redis.report().last_error.is_some_and(|(why, _)| why.contains("cluster_state:fail")));
 }
 
+#[test]
+fn a_purge_does_not_believe_a_node_that_has_left_the_cluster() {
+    for kind in BOTH {
+        let (cluster, left) = (Cluster::start(kind), node(kind));
+        Bed::ready(&cluster.config()).store_all(0..60, 4096);
+        let urls = [vec![left.tcp_url()], vec![left.tcp_url(), cluster.nodes[1].tcp_url()]];
+        let [alone, both] = urls.map(|urls| Bed::open(&RedisConfig { urls, ..cluster.config() }));
+        let error = empty(&alone, &[OWN]).0.unwrap_err();
+        let says = left.port.unwrap().to_string();
+        assert!(error.to_string().contains(&says) && error.hint_text().is_some(), "{error}");
+        assert_eq!(emptied(&both, &[OWN]), (60, 60), "{kind:?}");
+        cluster.nodes.iter().for_each(|node| assert_eq!(node.admin().must(&["DBSIZE"]), "0"));
+    }
+}
+
+#[test]
+fn a_purge_takes_a_map_only_if_it_has_all_slots() {
+    let cluster = Cluster::start(Kind::Valkey);
+    cluster.nodes.iter().for_each(|node| {
+        node.admin().must(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+        node.admin().must(&["CLUSTER", "DELSLOTS", "7"]);
+    });
+    let error = empty(&Bed::open(&cluster.config()), &[OWN]).0.unwrap_err();
+    assert!(error.to_string().contains("16383 of 16384 slots") && error.hint_text().is_some(), "{error}");
+}
+
+#[test]
+fn a_purge_empties_the_master_that_was_cut_off_and_the_one_that_has_its_slots() {
+    let split = Split::start();
+    Bed::ready(&split.config()).store_all([7], 4096);
+    split.is_down.store(true, Ordering::Relaxed);
+    let mut bed = Bed::ready(&split.both());
+    bed.store_all([7, 8], 4096);
+    assert_eq!(emptied(&bed, &[OWN]), (3, 3));
+    let error = empty(&Bed::open(&split.config()), &[OWN]).0.unwrap_err();
+    assert!(error.to_string().contains("cluster_state:fail") && error.hint_text().is_some(), "{error}");
+}
+
 /// All slots at this server.
 fn map_of(server: &Fake) -> Vec<u8> {
     map_at(&server.url())

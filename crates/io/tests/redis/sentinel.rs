@@ -6,7 +6,7 @@ use forebay_io::redis::{Credentials, Mode, RedisConfig, SentinelConfig};
 
 use crate::bed::{Bed, config, loaded};
 use crate::fake::{Answer, Fake};
-use crate::purge::{OWN, emptied};
+use crate::purge::{OWN, emptied, empty};
 use crate::servers::{BOTH, Kind, Server, until};
 
 #[test]
@@ -143,4 +143,21 @@ fn a_sentinel_that_knows_no_better_than_before_is_left_when_the_master_is_gone()
     bed.await_service();
     bed.store_all([7], 4096);
     assert_eq!(second.admin().must(&["DBSIZE"]), "1");
+}
+
+#[test]
+fn a_purge_empties_each_master_that_a_sentinel_names_and_fails_if_one_is_gone() {
+    let (master, mut other) = (Server::on_port(Kind::Valkey, &[]), Server::on_port(Kind::Valkey, &[]));
+    let replica = Server::on_port(Kind::Valkey, &[]);
+    replica.admin().must(&["REPLICAOF", "127.0.0.1", &master.port.unwrap().to_string()]);
+    let [named, former, demoted] = [&master, &other, &replica].map(|server| fake_sentinel(server.port.unwrap()));
+    for sentinel in [&named, &former] {
+        Bed::ready(&told_by(&[sentinel])).store_all([7], 4096);
+    }
+    let bed = Bed::open(&told_by(&[&demoted, &former, &named]));
+    assert_eq!(emptied(&bed, &[OWN]), (2, 2));
+    assert!(empty(&Bed::open(&told_by(&[&demoted])), &[OWN]).0.unwrap_err().to_string().contains("no master"));
+    other.kill();
+    let error = empty(&bed, &[OWN]).0.unwrap_err();
+    assert!(error.to_string().contains(&other.port.unwrap().to_string()) && error.hint_text().is_some(), "{error}");
 }
