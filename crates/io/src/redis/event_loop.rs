@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use super::address::Address;
 use super::config::{Mode, Settings};
 use super::connection::{self, Connection, Context, Ended, Greeting, Loss};
-use super::in_flight::{Job, Verdict};
+use super::in_flight::{Job, Verb, Verdict};
 use super::name::{self, SLOTS};
 use super::node::Node;
 use super::report::Counters;
@@ -244,6 +244,9 @@ impl EventLoop {
         place.last_refusals = Default::default();
         let words = connection.last_words(&self.pool);
         let (was_ready, has_served) = (connection.is_ready() && words.is_none(), connection.has_served);
+        if connection.has_changes() {
+            place.last_refusals[Verb::Write as usize] = Some(format!("the connection ends ({})", loss.why));
+        }
         connection.end_with(loss.kind, &mut self.ended);
         self.fail_link(node, link, has_served, &words.unwrap_or(loss.why));
         self.counters.lost_steps += u64::from(loss.is_lost_step);
@@ -411,6 +414,7 @@ impl EventLoop {
             self.nodes.iter_mut().flat_map(|node| &mut node.links).filter_map(|link| link.connection.as_mut());
         if let Some(job) = waiting.or_else(|| connections.find_map(|connection| connection.abandon(id))) {
             self.counters.cancelled_operations += 1;
+            self.say(&job, Outcome::Failed(ErrorKind::Timeout));
             self.hear(&job, Outcome::Failed(ErrorKind::Timeout));
             self.completions.push(Completion { id, outcome: Outcome::Failed(ErrorKind::Timeout) });
         }
@@ -494,7 +498,11 @@ impl EventLoop {
         let mut ended = std::mem::take(&mut self.ended);
         for Ended { job, verdict } in ended.drain(..) {
             match verdict {
-                Verdict::Done(outcome) => self.finish(&job, outcome),
+                Verdict::Done(outcome) => {
+                    self.say(&job, outcome);
+                    self.finish(&job, outcome);
+                }
+                Verdict::InVain => self.finish(&job, Outcome::Failed(ErrorKind::Unavailable)),
                 Verdict::Moved { slot, to } => self.redirect(job, Some(slot), &to),
                 Verdict::Ask { to } => self.redirect(job, None, &to),
             }
@@ -538,6 +546,12 @@ impl EventLoop {
             {
                 self.outbox.done().last_error = Some((format!("{}: {why}", node.dialer.address), Instant::now()));
             }
+        }
+    }
+
+    /// What the node that had the operation did with it is told, where it lasts.
+    fn say(&mut self, job: &Job, outcome: Outcome) {
+        if let Some(node) = self.nodes.get(usize::from(job.node)) {
             self.said.extend(node.said(job, outcome, self.outbox.hears_reads.load(Ordering::Relaxed)));
         }
     }
@@ -594,7 +608,7 @@ fn watch(epoll: &OwnedFd, connection: &Connection, token: u64) {
 }
 
 fn in_vain(job: Job) -> Ended {
-    Ended { job, verdict: Verdict::Done(Outcome::Failed(ErrorKind::Unavailable)) }
+    Ended { job, verdict: Verdict::InVain }
 }
 
 fn count(counters: &mut Counters, job: &Job, outcome: Outcome) {

@@ -76,6 +76,8 @@ impl Job {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Done(Outcome),
+    /// It was given to no server.
+    InVain,
     /// Another node has it, permanently or for this time.
     Moved {
         slot: u16,

@@ -107,12 +107,15 @@ impl Node {
         let refusal = match (verb, outcome) {
             (Verb::Write, Outcome::Stored) => None,
             (Verb::Probe | Verb::Load, Outcome::Found | Outcome::Absent | Outcome::Loaded { .. }) if hears => None,
-            (Verb::Write, Outcome::Failed(ErrorKind::Full))
-            | (Verb::Write | Verb::Probe | Verb::Load, Outcome::Failed(ErrorKind::Unsupported)) => {
-                Some(self.last_refusals[verb as usize].clone().unwrap_or_default())
-            }
             // Reads that hang make the tier sick.
             (Verb::Write, Outcome::Failed(ErrorKind::Timeout)) => Some(unanswered(verb)),
+            // Whatever a server says or does to a write, it did not take it. A block without its checksum was not sent.
+            (Verb::Write, Outcome::Failed(kind)) if kind != ErrorKind::Corrupt => {
+                Some(self.last_refusals[verb as usize].clone()?)
+            }
+            (Verb::Probe | Verb::Load, Outcome::Failed(ErrorKind::Unsupported)) => {
+                Some(self.last_refusals[verb as usize].clone().unwrap_or_default())
+            }
             _ => return None,
         };
         Some(Said { server: self.name.clone(), verb, refusal })

@@ -1,15 +1,19 @@
 //! What happens to real servers: values that go, memory that ends, processes that are killed, stopped, or not there.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
 use forebay_core::checksum::checksum;
+use forebay_core::decorate::Timed;
 use forebay_core::tier::{Health, Operation, Outcome, Tier};
 use forebay_io::header::Sealing;
 use forebay_io::redis::RedisConfig;
 use rustix::process::Signal;
 
 use crate::bed::{Bed, KIB, SLOT_BYTES, block_bytes, config, key, loaded, name_of};
+use crate::fake::{Answer, Fake, Then, well_behaved};
 use crate::purge::{OWN, emptied};
 use crate::servers::{BOTH, Kind, Server, until};
 
@@ -469,4 +473,74 @@ fn lookups_do_not_wait_behind_stores() {
     let removes: Vec<_> = (0..2).map(|_| bed.remove(3)).collect();
     let [first, second] = [0, 1].map(|at| bed.run(&removes[at..=at])[0]);
     assert_eq!((first, second), (Outcome::Removed, Outcome::Absent));
+}
+
+#[test]
+fn whatever_a_server_says_or_does_to_all_writes_is_told_until_it_takes_one() {
+    let cases = [
+        (
+            "-ERR unknown command 'SET', with args beginning with: 'forebay:{feed:1:8}' 'FOREBAYB'",
+            "ERR unknown command",
+        ),
+        ("-CLUSTERDOWN The cluster is down", "CLUSTERDOWN"),
+        ("-NOAUTH Authentication required.", "NOAUTH"),
+        ("", "the connection ends"),
+    ];
+    std::thread::scope(|scope| {
+        for (says, told) in cases {
+            scope.spawn(move || tells_of(says, told));
+        }
+    });
+}
+
+/// Of a server that answers each write so, or without an answer ends the connection.
+fn tells_of(says: &'static str, told: &str) {
+    let refuses = Arc::new(AtomicBool::new(false));
+    let is_told = refuses.clone();
+    let server = Fake::start(move |_| {
+        let refuses = is_told.clone();
+        Box::new(move |command, store| match (command[0] == b"SET" && refuses.load(Ordering::Relaxed), says) {
+            (true, "") => Answer { then: Then::Close, ..Answer::say("") },
+            (true, _) => Answer::say(format!("{says}\r\n")),
+            (false, _) => Answer::say(well_behaved(command, store)),
+        })
+    });
+    let mut bed = Bed::ready(&config(&server.url()));
+    bed.store_all([7], 4096);
+    let writes_until = |bed: &mut Bed, is_so: &dyn Fn(Option<String>) -> bool| {
+        until(
+            || {
+                let store = bed.store(8, 8, 4096);
+                bed.run(&[store]);
+                bed.redis.advance(Duration::ZERO);
+                is_so(bed.redis.report().refuses_writes)
+            },
+            || format!("after {says:?}"),
+        );
+    };
+    refuses.store(true, Ordering::Relaxed);
+    writes_until(&mut bed, &|refusal| refusal.is_some_and(|why| why.starts_with(told) && why.len() < 60));
+    until(|| bed.look(7, 4096) == loaded(7, 4096), || format!("it is not read after {says:?}"));
+    refuses.store(false, Ordering::Relaxed);
+    writes_until(&mut bed, &|refusal| refusal.is_none());
+}
+
+#[test]
+fn writes_that_reach_no_server_are_no_refusals() {
+    let mut server = Server::start(Kind::Valkey);
+    let mut bed = Bed::ready(&config(&server.url()));
+    server.kill();
+    let begun = Instant::now();
+    until(
+        || {
+            let store = bed.store(8, 8, 4096);
+            bed.run(&[store]);
+            bed.redis.advance(Duration::ZERO);
+            // Refusals that last so long are told.
+            begun.elapsed() > Duration::from_secs(7)
+        },
+        || "the time passes".to_string(),
+    );
+    assert_eq!(bed.redis.report().refuses_writes, None);
+    assert!(matches!(bed.redis.health(), Health::Sick(_)));
 }
