@@ -53,7 +53,12 @@ pub struct Placing {
     has_memory: [bool; MOST],
     gpus: [u32; MOST],
     placed: [u32; MOST],
+    /// That of the units before, and of some more.
+    node: Option<usize>,
 }
+
+/// Where two neighbours are on different nodes, the kernel splits the mapping, of which a process has 65,530.
+const MOST_PIECES: u32 = 4096;
 
 impl Placing {
     /// None where nothing is to be placed.
@@ -65,12 +70,16 @@ impl Placing {
         let mut has_memory = [false; MOST];
         let with_memory = nodes.all().iter().filter(|node| node.has_memory);
         with_memory.for_each(|node| has_memory.get_mut(node.id as usize).into_iter().for_each(|has| *has = true));
-        Ok(Some(Placing { kernel, has_memory, gpus: count(gpus(root).into_iter()), placed: [0; MOST] }))
+        Ok(Some(Placing { kernel, has_memory, gpus: count(gpus(root).into_iter()), placed: [0; MOST], node: None }))
     }
 
     /// Says from where the unit, which is populated next, gets its memory.
     pub fn place(&mut self, pool: &Pool, unit: u32, wishes: &Wishes) -> io::Result<()> {
-        let Some(node) = self.next(wishes) else { return Ok(()) };
+        let is_first = unit.is_multiple_of(pool.geometry().units.div_ceil(MOST_PIECES).max(1));
+        if is_first || self.node.is_none() {
+            self.node = self.next(wishes);
+        }
+        let Some(node) = self.node else { return Ok(()) };
         pool.prefer(unit, node as u32, &*self.kernel)?;
         self.placed[node] += 1;
         Ok(())

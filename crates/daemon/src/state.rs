@@ -312,13 +312,17 @@ impl State {
 
     /// Carries out again what was purged while a disk was away that has come now with blocks of it. Other disks, and
     /// the pool, may have got such blocks from it before it was told.
-    pub fn purge_void(&mut self, tier: TierId) {
-        for namespace in self.tiers.take_void(tier) {
+    /// True if it has begun something.
+    pub fn purge_void(&mut self, tier: TierId) -> bool {
+        let void = self.tiers.take_void(tier);
+        let has_some = !void.is_empty();
+        for namespace in void {
             if let Err(error) = self.begin_purge(namespace) {
                 let hint = error.hint_text().unwrap_or("purge it again").to_owned();
                 tracing::warn!(%namespace, %error, hint, "cannot purge again what a disk had that was away");
             }
         }
+        has_some
     }
 
     /// From this host's disks, whether or not the core knows the namespace.

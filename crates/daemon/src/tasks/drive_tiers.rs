@@ -38,8 +38,7 @@ pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) -> Infallib
         let is_more = shared.event(|state| {
             let State { tiers, core, table, .. } = state;
             tiers.drive(tier, core, table.pool());
-            state.purge_void(tier);
-            state.core.has_prefetches() || state.core.has_backfill()
+            state.purge_void(tier) || state.core.has_prefetches() || state.core.has_backfill()
         });
         if is_more {
             shared.work_off().await;

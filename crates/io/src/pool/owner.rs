@@ -151,7 +151,7 @@ impl Pool {
         if counted.at_units != Some(populated_units) {
             let (mapped_bytes, huge_bytes) = huge::mapped_and_huge_bytes(&self.data).map_err(cannot)?;
             let is_alone = Nodes::read(Path::new(ROOT)).all().is_empty();
-            let nodes = if is_alone { Vec::new() } else { huge::node_bytes(&self.data).map_err(cannot)? };
+            let nodes = if is_alone { Vec::new() } else { huge::node_bytes(&self.data).unwrap_or_default() };
             *counted = Counted { at_units: Some(populated_units), mapped_bytes, huge_bytes, nodes };
         }
         let Counted { mapped_bytes, huge_bytes, ref nodes, .. } = *counted;

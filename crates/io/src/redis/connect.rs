@@ -250,7 +250,8 @@ mod tests {
         }
         assert!(dialer.asked.is_none());
         dialer.asked_at = Instant::now().checked_sub(ASK_PAUSE);
-        assert!(dialer.begin(None, None, &inbox).unwrap().is_none());
+        // The answer may be there at once.
+        let _ = dialer.begin(None, None, &inbox).unwrap();
         assert!(dialer.asked.is_some());
     }
 

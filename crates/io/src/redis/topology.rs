@@ -178,7 +178,8 @@ impl Discovery {
             self.learn(map);
         }
         if ended.is_ok() {
-            (self.is_wanted, self.named) = (false, None);
+            // What came meanwhile is asked again.
+            (self.is_wanted, self.named) = (self.is_doubted, None);
             self.backoff.failures = 0;
             self.backoff.at = now + LEAST_PAUSE;
         }

@@ -80,7 +80,7 @@ pub(super) struct Disk {
     pub reclaim: Option<Reclaim>,
     pub purges: Purges,
     pub void: Option<Void>,
-    /// Namespaces of blocks that were found void, and no removal says so.
+    /// Namespaces of blocks that were void, when they were read or since, for the tier.
     pub found_void: BTreeSet<NamespaceId>,
     pub watch: Watch,
     /// Why it is not used any more, once it is taken.
@@ -171,7 +171,7 @@ impl Disk {
         let is_stuck = if is_load { self.is_stuck(&self.io.reads) } else { self.are_writes_stuck() };
         match op.kind {
             OpKind::Exists => {
-                let is_there = self.index.get(&op.key).is_some();
+                let is_there = self.served(&op.key).is_some();
                 self.complete(op.id, if is_there { Outcome::Found } else { Outcome::Absent });
             }
             OpKind::Touch { .. } => self.complete(op.id, Outcome::Failed(ErrorKind::Unsupported)),
@@ -338,7 +338,7 @@ impl Disk {
     }
 
     pub fn block(&self, key: &BlockKey) -> Option<BlockInfo> {
-        self.index.get(key).map(info)
+        self.served(key).map(info)
     }
 
     /// Whether a restart could find the block, served or not.

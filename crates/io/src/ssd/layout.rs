@@ -450,8 +450,8 @@ pub(super) struct PurgeRecord {
     pub time: u64,
 }
 
-/// Earlier builds wrote the number of a life there.
-const FIRST_TIME: u64 = 1 << 40;
+/// The least time: earlier builds wrote the number of a life there.
+pub(super) const FIRST_TIME: u64 = 1 << 40;
 
 impl PurgeRecord {
     /// A page of the list of purges, with at most [`PURGES_PER_PAGE`] of them.

@@ -78,6 +78,8 @@ pub(super) struct Writing {
 pub(super) struct Void {
     /// Of each, from which number on records are of blocks that were stored since.
     pub ends: BTreeMap<NamespaceId, u64>,
+    /// Those of them of which the disk had blocks.
+    pub had: BTreeSet<NamespaceId>,
     /// Where the walk through the index goes on.
     pub at: u32,
 }
@@ -175,12 +177,16 @@ impl Purges {
         self.records.values().map(|noted| (noted.record.namespace, noted.record.time))
     }
 
-    /// Whether a purge of that time is not in the list. A full list may have had it.
-    pub fn lacks(&self, namespace: NamespaceId, time: u64) -> bool {
-        match self.records.get(&namespace) {
-            Some(noted) => noted.record.time < time,
-            None => time > 0 && (self.records.len() < MOST_RECORDS || self.times().any(|(_, known)| known < time)),
-        }
+    /// Which of these purges are not in the list, or an earlier one of the namespace is. A full list may have had those
+    /// that are earlier than all of its own.
+    pub fn lacking(&self, purges: &BTreeMap<NamespaceId, u64>) -> BTreeMap<NamespaceId, u64> {
+        let is_full = self.records.len() == MOST_RECORDS;
+        let least = if is_full { self.times().map(|(_, time)| time).min().unwrap_or(0) } else { 0 };
+        let is_lacking = |(namespace, time): &(&NamespaceId, &u64)| match self.records.get(namespace) {
+            Some(noted) => noted.record.time < **time,
+            None => **time > least,
+        };
+        purges.iter().filter(is_lacking).map(|(namespace, time)| (*namespace, *time)).collect()
     }
 
     /// Leaves the latest, as many as the disk has room for. Two copies together may have twice as many: those of a full
@@ -364,13 +370,14 @@ mod tests {
     fn a_disk_lacks_a_purge_that_is_later_than_its_own_unless_its_list_is_full_of_later_ones() {
         let mut purges = Purges::default();
         purges.add(purged(0..10, 4), 4);
-        let lacks = |purges: &Purges, n, sequence| purges.lacks(NamespaceId(n), TIME + sequence);
+        let lacks_at = |purges: &Purges, n, time| !purges.lacking(&BTreeMap::from([(NamespaceId(n), time)])).is_empty();
+        let lacks = |purges: &Purges, n, sequence| lacks_at(purges, n, TIME + sequence);
         assert_eq!([3, 4, 5].map(|sequence| lacks(&purges, 0, sequence)), [false, false, true]);
         assert!(lacks(&purges, 10, 1));
         purges.add(purged(0..MOST_RECORDS as u128, 6), 6);
         assert_eq!([5, 6, 7].map(|sequence| lacks(&purges, 1 << 90, sequence)), [false, false, true]);
         // Of a build that wrote no times.
-        assert!(!purges.lacks(NamespaceId(1 << 90), 0) && !Purges::default().lacks(NamespaceId(1), 0));
+        assert!(!lacks_at(&purges, 1 << 90, 0) && !lacks_at(&Purges::default(), 1, 0));
     }
 
     #[test]

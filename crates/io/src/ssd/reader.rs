@@ -17,7 +17,7 @@ impl Disk {
         if self.reads.breaker.is_open() {
             self.counters.failed_loads += 1;
             self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));
-        } else if self.index.get(&op.key).is_none() {
+        } else if self.served(&op.key).is_none() {
             self.counters.absent_loads += 1;
             self.complete(op.id, Outcome::Absent);
         } else {
@@ -37,7 +37,7 @@ impl Disk {
 
     fn start_load(&mut self, op: Operation) -> Result<(), Outcome> {
         // The block may have been evicted while the load waited.
-        let Some(entry) = self.index.get(&op.key) else {
+        let Some(entry) = self.served(&op.key) else {
             self.counters.absent_loads += 1;
             return Err(Outcome::Absent);
         };

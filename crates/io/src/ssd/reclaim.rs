@@ -103,8 +103,7 @@ impl Disk {
         while let Some(record) = reclaim.hot.front() {
             // Beside an unfinished store of the same key, a copy would count as the later one.
             let is_current = !self.log.is_busy(&record.key)
-                && !self.void.as_ref().is_some_and(|void| void.has(record))
-                && self.index.get(&record.key).is_some_and(|entry| entry.sequence == record.sequence);
+                && self.served(&record.key).is_some_and(|entry| entry.sequence == record.sequence);
             let needed = pages + record.payload_pages();
             if is_current && !self.space.active_has_room(sources.len() as u32 + 1, needed) {
                 if !sources.is_empty() || self.space.roll(0) {

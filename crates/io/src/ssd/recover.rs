@@ -281,9 +281,12 @@ impl Opening {
             return Err(taken_by_another());
         }
         self.first_of_last = first;
-        // A disk that takes no writes is read all the same.
-        _ = self.write_superblock(geometry, owner);
-        Ok(())
+        match self.write_superblock(geometry, owner) {
+            // It hangs.
+            Err(error) if self.io.in_flight() > 0 => Err(error),
+            // A disk that takes no writes is read all the same.
+            _ => Ok(()),
+        }
     }
 
     fn rebuild(&mut self, geometry: Geometry, owner: u128) -> Result<Geometry> {

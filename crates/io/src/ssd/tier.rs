@@ -31,6 +31,7 @@ use super::disk::Disk;
 use super::inbox::{Inbox, News};
 use super::index::{Entry, Index};
 use super::io::RETRY_INTERVAL;
+use super::layout::FIRST_TIME;
 use super::placement::{Choice, Disks, Placement};
 use super::recover::{self, Medium, Mode};
 use super::report::{BlockInfo, DiskReport, SegmentReport};
@@ -247,7 +248,7 @@ impl Ssd {
         for (place, part) in self.parts.iter_mut().enumerate() {
             let (Some(disk), mut keys) = (part.disk_mut(), Vec::new()) else { continue };
             if disk.withdraw_void(PLACES_AT_A_TIME, &mut keys) {
-                self.void.extend(keys.iter().map(|key| key.namespace));
+                self.void.append(&mut disk.found_void);
                 if !self.found.contains(&(place, 0)) {
                     keys.into_iter().for_each(|key| disk.tell_evicted(key));
                 }
@@ -271,8 +272,7 @@ impl Ssd {
             *known = time.max(*known);
         }
         for disk in self.disks_mut() {
-            let lacking = last.iter().filter(|(namespace, time)| disk.purges.lacks(**namespace, **time));
-            let lacking: BTreeMap<NamespaceId, u64> = lacking.map(|(namespace, time)| (*namespace, *time)).collect();
+            let lacking = disk.purges.lacking(&last);
             if !lacking.is_empty() {
                 disk.void(lacking);
             }
@@ -350,7 +350,7 @@ impl Ssd {
     pub fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
         // Later than all that the disks know, also if the clock was set back.
         let last = self.disks().flat_map(|disk| disk.purges.times()).map(|(_, time)| time).max();
-        let time = unix_micros_now().max(last.unwrap_or(0) + 1);
+        let time = unix_micros_now().max(FIRST_TIME).max(last.unwrap_or(0) + 1);
         // The same until all disks have noted it.
         let time_of = |namespace| self.noting.get(namespace).copied().unwrap_or(time);
         let times = namespaces.iter().map(|namespace| (*namespace, time_of(namespace)));

@@ -10,6 +10,7 @@ use forebay_core::{BlockKey, NamespaceId};
 
 use super::disk::Disk;
 use super::index::Entry;
+use super::purges::Void;
 
 impl Disk {
     /// These purges, each with its time, were carried out on other disks without this one.
@@ -30,12 +31,19 @@ impl Disk {
         let (entries, next) = self.index.piece(void.at, places);
         let is_void = |entry: &Entry| !entry.is_withdrawn && void.has(&entry.record());
         let keys: Vec<BlockKey> = entries.filter(is_void).map(Entry::key).collect();
+        void.had.extend(keys.iter().map(|key| key.namespace));
         keys.iter().for_each(|key| self.withdraw(key));
         withdrawn.extend(keys);
-        if let Some(next) = next {
-            void.at = next;
-            self.void = Some(void);
+        match next {
+            Some(next) => self.void = Some(Void { at: next, ..void }),
+            None => self.found_void.append(&mut void.had),
         }
         true
+    }
+
+    /// The block of that key, unless it is not served, or is about to be withdrawn.
+    pub(super) fn served(&self, key: &BlockKey) -> Option<Entry> {
+        let is_void = |entry: &Entry| self.void.as_ref().is_some_and(|void| void.has(&entry.record()));
+        self.index.get(key).filter(|entry| !is_void(entry))
     }
 }

@@ -170,7 +170,7 @@ impl Disk {
     fn answered_at_once(&mut self, op: &Operation) -> bool {
         let is_same = |entry: &Entry| entry.checksum == op.checksum && entry.length_bytes == op.length_bytes;
         let outcome = match op.kind {
-            OpKind::Store => self.index.get(&op.key).is_some_and(|entry| is_same(&entry)).then_some(Outcome::Stored),
+            OpKind::Store => self.served(&op.key).is_some_and(|entry| is_same(&entry)).then_some(Outcome::Stored),
             _ => self.index.record(&op.key).is_none().then_some(Outcome::Absent),
         };
         let Some(outcome) = outcome else { return false };

@@ -4,10 +4,11 @@
 //! After each run the disk works again: what was acknowledged is there, byte for byte, before and after a restart.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Health, Outcome, Tier};
-use forebay_io::ssd::Ssd;
+use forebay_io::ssd::{Ssd, SsdConfig};
 use forebay_io::uring::{Fault, FaultKind, Region, SimulatedDisk};
 use rustix::io::Errno;
 
@@ -361,4 +362,23 @@ fn a_disk_that_answers_nothing_refuses_new_work_and_answers_the_old_when_it_wake
     assert!(loads.iter().all(|op| matches!(bed.outcomes[&op.id], Outcome::Loaded { .. })), "late is not lost");
     assert_eq!(bed.ssd.health(), Health::Healthy);
     assert!(matches!(bed.look(5, 4096), Outcome::Loaded { .. }));
+}
+
+#[test]
+fn a_disk_that_stops_answering_while_it_is_opened_is_not_opened() {
+    let config = SsdConfig { open_deadline: Duration::from_millis(50), ..small_config() };
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    bed.store_all((0..10).map(|number| (number, 9000)));
+    bed.settle();
+    let image = bed.disk.image();
+    for nth in 0.. {
+        let disk = SimulatedDisk::from_image(image.clone());
+        disk.arm(&[Fault::once(nth, FaultKind::PowerLoss)]);
+        let opened = Bed::open(&disk, &config, None);
+        if disk.ios() <= nth {
+            assert!(opened.is_ok() && nth > 10, "{nth} of all");
+            break;
+        }
+        assert!(opened.is_err(), "i/o {nth} is under way for ever");
+    }
 }
