@@ -22,7 +22,7 @@ pub mod spec;
 mod ssd;
 mod submissions;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use forebay_core::tiers::{Probe, TierId};
@@ -153,8 +153,13 @@ impl Tiers {
     }
 
     /// See [`spec::Driven::take_void`].
-    pub fn take_void(&mut self, tier: TierId) -> BTreeSet<NamespaceId> {
+    pub fn take_void(&mut self, tier: TierId) -> BTreeMap<NamespaceId, bool> {
         self.of(tier).driven().map(|tier| tier.take_void()).unwrap_or_default()
+    }
+
+    /// Whether a purge of the namespace is under way.
+    pub fn is_purging(&self, namespace: NamespaceId) -> bool {
+        self.purging.contains(&namespace)
     }
 
     /// Names of this host's own tiers that are not off one of these namespaces yet.
