@@ -58,6 +58,9 @@ struct Rig {
     namespace: u32,
 }
 
+/// A disk whose file is missing is waited for.
+const NO_NEW_DISK: [&str; 2] = ["--tier.ssd.create", "false"];
+
 impl Rig {
     /// Whose tier serves.
     fn serving(place: &Place, disks: &[&Path], more: &[&str]) -> Rig {
@@ -115,6 +118,18 @@ impl Rig {
         let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
         call!(self.client, purge, request).expect("a purge");
         assert_eq!(self.tier().disks.iter().map(|disk| disk.blocks).sum::<u64>(), 0);
+    }
+
+    /// Stores 200 blocks, then purges them while the first of two disks is `away`. The pool is lost before and after.
+    fn purges_without_the_first(self, place: &Place, disks: &[&Path; 2], away: &Path) {
+        self.store(0..200);
+        self.loses_pool(place);
+        fs::rename(disks[0], away).expect("ours");
+        let rig = Rig::serving(place, disks, &NO_NEW_DISK);
+        let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
+        let told = call!(rig.client, purge, request).expect_err("a disk is missing");
+        assert!(told.message().contains("still on a tier"), "{told:?}");
+        rig.loses_pool(place);
     }
 
     fn ends_in_time(self) {
@@ -384,17 +399,9 @@ fn a_purge_that_waited_for_a_disk_reaches_it_after_a_restart_of_the_host() {
         let [first, second, away] = ["first", "second", "away"].map(|name| home.path().join(name));
         let disks: [&Path; 2] = [&first, &second];
         let rig = Rig::serving(&place, &disks, &[]);
-        rig.store(0..200);
         let other = rig.client.namespace("other", vec![group()]).expect("a namespace");
         store(&rig.client, &rig.worker, other, 500..600);
-        rig.loses_pool(&place);
-        fs::rename(&first, &away).expect("ours");
-        let create = ["--tier.ssd.create", "false"];
-        let rig = Rig::serving(&place, &disks, &create);
-        let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
-        let told = call!(rig.client, purge, request).expect_err("a disk is missing");
-        assert!(told.message().contains("still on a tier"), "{told:?}");
-        rig.loses_pool(&place);
+        rig.purges_without_the_first(&place, &disks, &away);
         fs::rename(&away, &first).expect("ours");
         let late = match order {
             "both are there" => None,
@@ -402,7 +409,7 @@ fn a_purge_that_waited_for_a_disk_reaches_it_after_a_restart_of_the_host() {
             _ => Some(1),
         };
         late.into_iter().for_each(|late| fs::rename(disks[late], &away).expect("ours"));
-        let rig = Rig::serving(&place, &disks, &create);
+        let rig = Rig::serving(&place, &disks, &NO_NEW_DISK);
         if let Some(late) = late {
             fs::rename(&away, disks[late]).expect("ours");
             rig.is_taken(late);
@@ -420,36 +427,39 @@ fn a_purge_that_waited_for_a_disk_reaches_it_after_a_restart_of_the_host() {
     }
 }
 
-/// The host's disks answer one after another, and requests do not wait.
+/// The host's disks answer one after another, and requests do not wait. The second one may come only when the daemon
+/// was killed.
 #[test]
 fn what_a_disk_served_before_the_other_told_it_of_a_purge_is_purged_everywhere() {
-    let (place, home) = (Place::new(), home());
-    let [first, second, away] = ["first", "second", "away"].map(|name| home.path().join(name));
-    let disks: [&Path; 2] = [&first, &second];
-    let create = ["--tier.ssd.create", "false"];
-    let rig = Rig::serving(&place, &disks, &[]);
-    rig.store(0..200);
-    rig.loses_pool(&place);
-    fs::rename(&first, &away).expect("ours");
-    let rig = Rig::serving(&place, &disks, &create);
-    let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
-    call!(rig.client, purge, request).expect_err("a disk is missing");
-    rig.loses_pool(&place);
-    fs::rename(&away, &first).and_then(|()| fs::rename(&second, &away)).expect("ours");
-    let rig = Rig::serving(&place, &disks, &create);
-    assert!(rig.misses(0..200).len() < 150, "nobody knows of the purge");
-    fs::rename(&away, &second).expect("ours");
-    rig.is_taken(1);
-    wait_until("the purge was carried out again", || rig.misses(0..200).len() == 200);
-    rig.waits_for_purges();
-    rig.loses_pool(&place);
-    // The removals alone say it too: other purges may push this one out of the lists.
-    let file = File::options().write(true).open(&first).expect("ours");
-    [64 << 10, 576 << 10].into_iter().for_each(|at| file.write_all_at(&[0; 64 << 10], at).expect("ours"));
-    fs::rename(&second, &away).expect("ours");
-    let rig = Rig::serving(&place, &disks, &create);
-    assert_eq!(rig.misses(0..200).len(), 200);
-    rig.ends_in_time();
+    for is_killed in [false, true] {
+        let (place, home) = (Place::new(), home());
+        let [first, second, away] = ["first", "second", "away"].map(|name| home.path().join(name));
+        let disks: [&Path; 2] = [&first, &second];
+        Rig::serving(&place, &disks, &[]).purges_without_the_first(&place, &disks, &away);
+        fs::rename(&away, &first).and_then(|()| fs::rename(&second, &away)).expect("ours");
+        let rig = Rig::serving(&place, &disks, &NO_NEW_DISK);
+        assert!(rig.misses(0..200).len() < 150, "nobody knows of the purge");
+        let second_comes = || fs::rename(&away, &second).expect("ours");
+        let rig = if is_killed {
+            rig.dies();
+            second_comes();
+            Rig::serving(&place, &disks, &NO_NEW_DISK)
+        } else {
+            second_comes();
+            rig
+        };
+        rig.is_taken(1);
+        wait_until("the purge was carried out again", || rig.misses(0..200).len() == 200);
+        rig.waits_for_purges();
+        rig.loses_pool(&place);
+        // The removals alone say it too: other purges may push this one out of the lists.
+        let file = File::options().write(true).open(&first).expect("ours");
+        [64 << 10, 576 << 10].into_iter().for_each(|at| file.write_all_at(&[0; 64 << 10], at).expect("ours"));
+        fs::rename(&second, &away).expect("ours");
+        let rig = Rig::serving(&place, &disks, &NO_NEW_DISK);
+        assert_eq!(rig.misses(0..200).len(), 200);
+        rig.ends_in_time();
+    }
 }
 
 /// Two daemons each have a disk. One's disk is away during a purge; then an empty file is in its place, or the other's

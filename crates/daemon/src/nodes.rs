@@ -53,7 +53,7 @@ pub struct Placing {
     has_memory: [bool; MOST],
     gpus: [u32; MOST],
     placed: [u32; MOST],
-    /// That of the units before, and of some more.
+    /// That of the last unit; the next ones may share it.
     node: Option<usize>,
 }
 

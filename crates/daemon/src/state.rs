@@ -310,32 +310,21 @@ impl State {
         Ok(Some((gone, old)))
     }
 
-    /// Carries out again what was purged while a disk was away that has come now with blocks of it: from the disks, and
-    /// from the pool if the disk has served some before. A purge that is under way does that anyway. True if there was
-    /// any.
+    /// Carries out again what was purged while a disk was away that has come now with blocks of it: this daemon, or one
+    /// before, may have served some of them from that disk, into the pool and to other disks. A purge that is under way
+    /// does that anyway. True if there was any.
     pub fn purge_void(&mut self, tier: TierId) -> bool {
         let void = self.tiers.take_void(tier);
         let has_some = !void.is_empty();
-        for (namespace, was_served) in void {
-            let begun = match was_served {
-                _ if self.tiers.is_purging(namespace) => Ok(()),
-                true => self.begin_purge(namespace).map(drop),
-                false => self.begin_purge_of_disks(namespace),
-            };
-            if let Err(error) = begun {
+        for namespace in void {
+            if !self.tiers.is_purging(namespace)
+                && let Err(error) = self.begin_purge(namespace)
+            {
                 let hint = error.hint_text().unwrap_or("purge it again").to_owned();
                 tracing::warn!(%namespace, %error, hint, "cannot purge again what a disk had that was away");
             }
         }
         has_some
-    }
-
-    /// What the pool has of the namespace was stored since it was purged, and stays.
-    fn begin_purge_of_disks(&mut self, namespace: NamespaceId) -> Result<()> {
-        let (places, is_known) = (PurgePlaces { pool: false, disks: true }, self.knows(namespace));
-        self.purges.begin(self.table.pool(), namespace, places, is_known)?;
-        self.purge_disks(namespace);
-        Ok(())
     }
 
     /// From this host's disks, whether or not the core knows the namespace.

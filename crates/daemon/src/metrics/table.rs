@@ -489,7 +489,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_registered_bytes",
-        "Bytes of the pool that these workers have registered with the GPU's driver, the sum over all of them.",
+        "Bytes of the pool that worker processes have registered with a GPU's driver, the sum over all of them.",
         Gauge(|s| s.clients.registered_bytes),
     ),
     metric(

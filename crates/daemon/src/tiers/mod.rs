@@ -22,7 +22,7 @@ pub mod spec;
 mod ssd;
 mod submissions;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_core::tiers::{Probe, TierId};
@@ -153,7 +153,7 @@ impl Tiers {
     }
 
     /// See [`spec::Driven::take_void`].
-    pub fn take_void(&mut self, tier: TierId) -> BTreeMap<NamespaceId, bool> {
+    pub fn take_void(&mut self, tier: TierId) -> BTreeSet<NamespaceId> {
         self.of(tier).driven().map(|tier| tier.take_void()).unwrap_or_default()
     }
 

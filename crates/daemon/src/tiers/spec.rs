@@ -4,7 +4,7 @@
 //! A tier of another kind needs a folder in `crates/io/src` and its `mod` in `lib.rs` there, a file beside this one
 //! with its section and its `TierSpec`, and two lines in `mod.rs`: a `mod` and a line in `ALL`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -189,10 +189,10 @@ pub trait Driven: Timed + Send {
         Some(true)
     }
 
-    /// Namespaces of which a part had blocks that were purged while it was away, and whether the core had been told of
-    /// such blocks. Each is told once, and has to be purged again.
-    fn take_void(&mut self) -> BTreeMap<NamespaceId, bool> {
-        BTreeMap::new()
+    /// Namespaces of which a part had blocks that were purged while it was away. Each is told once, and has to be
+    /// purged again.
+    fn take_void(&mut self) -> BTreeSet<NamespaceId> {
+        BTreeSet::new()
     }
 
     /// The share of the tier that [`Driven::blocks_of`] has gone through when it goes on at `at`.

@@ -3,7 +3,7 @@
 mod arrival;
 mod novelty;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -278,7 +278,7 @@ impl Driven for Ssd {
         Ssd::noted(self)
     }
 
-    fn take_void(&mut self) -> BTreeMap<NamespaceId, bool> {
+    fn take_void(&mut self) -> BTreeSet<NamespaceId> {
         Ssd::take_void(self)
     }
 

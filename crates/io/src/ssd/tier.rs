@@ -58,8 +58,8 @@ pub struct Ssd {
     lost: VecDeque<(usize, u32)>,
     /// What was on disks that another has taken, and from which place on the owner was not told of that yet.
     gone: VecDeque<(Index, u32)>,
-    /// Namespaces of which a disk had blocks that were purged while it was away, and whether any was served before.
-    void: BTreeMap<NamespaceId, bool>,
+    /// Namespaces of which a disk had blocks that were purged while it was away.
+    void: BTreeSet<NamespaceId>,
     /// Namespaces whose purge is being noted, and the time of the purge.
     noting: BTreeMap<NamespaceId, u64>,
     /// Of operations that came while there was no disk at all.
@@ -152,7 +152,7 @@ impl Ssd {
             found: VecDeque::new(),
             lost: VecDeque::new(),
             gone: VecDeque::new(),
-            void: BTreeMap::new(),
+            void: BTreeSet::new(),
             noting: BTreeMap::new(),
             refused: Vec::new(),
             populated_bytes: 0,
@@ -248,11 +248,8 @@ impl Ssd {
         for (place, part) in self.parts.iter_mut().enumerate() {
             let (Some(disk), mut keys) = (part.disk_mut(), Vec::new()) else { continue };
             if disk.withdraw_void(PLACES_AT_A_TIME, &mut keys) {
-                let is_told = !self.found.contains(&(place, 0));
-                for namespace in std::mem::take(&mut disk.found_void) {
-                    *self.void.entry(namespace).or_default() |= is_told;
-                }
-                if is_told {
+                self.void.append(&mut disk.found_void);
+                if !self.found.contains(&(place, 0)) {
                     keys.into_iter().for_each(|key| disk.tell_evicted(key));
                 }
                 return true;
@@ -262,9 +259,9 @@ impl Ssd {
     }
 
     /// Namespaces of which a disk had blocks that were purged while it was away. These blocks are not served any more,
-    /// but no removal says so on the disk, so the owner has to purge them from the disks again. It says of each whether
-    /// the owner had been told of such blocks: then there may be other copies of them elsewhere.
-    pub fn take_void(&mut self) -> BTreeMap<NamespaceId, bool> {
+    /// but other copies of them may be elsewhere, and no removal says so on the disk: the owner has to purge them
+    /// again.
+    pub fn take_void(&mut self) -> BTreeSet<NamespaceId> {
         std::mem::take(&mut self.void)
     }
 
@@ -501,8 +498,7 @@ impl Ssd {
             self.inbox.waker.wake();
         }
         disk.start_at(self.now);
-        let found = std::mem::take(&mut disk.found_void);
-        found.into_iter().for_each(|namespace| _ = self.void.entry(namespace).or_default());
+        self.void.append(&mut disk.found_void);
         disk.io.engine.register(self.populated_bytes);
         self.found.push_back((place, 0));
         let part = &mut self.parts[place];

@@ -208,15 +208,19 @@ fn what_was_out_of_reach_behind_a_damaged_head_is_purged_as_well() {
     }
 }
 
-/// Batches of a daemon of which the power loss keeps a later one and loses the first. The next daemon goes on in the
-/// place of the first, with a batch of as many pages.
-#[test]
-fn what_lies_behind_a_batch_that_a_power_loss_took_is_purged_as_well() {
+fn image_of_a_removed_block() -> Vec<u8> {
     let mut bed = Bed::open(&blank(&small_config(), 8), &small_config(), None).unwrap();
     bed.store_all([(0, 9000)]);
     assert!(remove_all(&mut bed));
     bed.settle();
-    let image = bed.disk.image();
+    bed.disk.image()
+}
+
+/// Batches of a daemon of which the power loss keeps a later one and loses the first. The next daemon goes on in the
+/// place of the first, with a batch of as many pages.
+#[test]
+fn what_lies_behind_a_batch_that_a_power_loss_took_is_purged_as_well() {
+    let image = image_of_a_removed_block();
     for seed in 0..400 {
         let disk = SimulatedDisk::from_image(image.clone());
         let mut bed = Bed::open(&disk, &small_config(), Some(seed)).unwrap();
@@ -240,11 +244,7 @@ fn what_lies_behind_a_batch_that_a_power_loss_took_is_purged_as_well() {
 /// place, with a batch of as many pages.
 #[test]
 fn what_lies_behind_a_batch_that_the_disk_lost_never_counts_behind_a_later_one() {
-    let mut bed = Bed::open(&blank(&small_config(), 8), &small_config(), None).unwrap();
-    bed.store_all([(0, 9000)]);
-    assert!(remove_all(&mut bed));
-    bed.settle();
-    let before = bed.disk.image();
+    let before = image_of_a_removed_block();
     let mut bed = reopened(before.clone());
     bed.store_all([(10, 9000)]);
     bed.settle();
