@@ -180,6 +180,11 @@ impl Core {
         true
     }
 
+    /// So much waits for [`Core::step`] that its regular time is too late: before long, lookups do it themselves.
+    pub fn has_backlog(&self) -> bool {
+        self.cache.waiting_touches() > Core::MAX_TOUCHES / 8
+    }
+
     /// What the core was made with.
     pub fn config(&self) -> &Config {
         &self.config

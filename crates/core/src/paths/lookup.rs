@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 
 use super::promote::Allowance;
 use crate::core::Core;
-use crate::key::{BlockId, Fingerprint, Instance, NamespaceIndex, TierId};
+use crate::key::{BlockHash, BlockId, Fingerprint, Instance, NamespaceIndex, TierId};
 use crate::layout::Attention;
 pub use crate::leases::LeaseId;
 use crate::miss::MissReason;
@@ -25,9 +25,10 @@ pub struct Lookup {
     /// Who gets the lease; `None` only asks.
     instance: Option<Instance>,
     namespace: NamespaceIndex,
-    /// Found ready, and the token position each ends at.
+    /// Found ready.
     found: Vec<BlockId>,
-    ends: Vec<u64>,
+    /// Where in their prompts they end, run by run.
+    runs: Vec<Run>,
     /// Those of `found` whose first hit it is.
     fresh: Vec<BlockId>,
     /// What it was promised so far: none before the first pause.
@@ -58,6 +59,22 @@ struct Cursor {
     position: u64,
     /// Why the prefix ended, if it did; a passing reason if more of it is on its way.
     gap: Option<MissReason>,
+}
+
+/// Neighbours in a prompt, from one place in `Lookup::found` on to where the next run begins.
+struct Run {
+    first: usize,
+    /// The token position at which the first of them ends, and how far each other ends behind the one before.
+    end: u64,
+    tokens: u64,
+}
+
+/// Hits of neighbouring keys. They go into lookup and answer together: a vector looks at its room once for all of them.
+struct Hits {
+    blocks: [BlockId; TOUCHED_TOGETHER],
+    slots: [u32; TOUCHED_TOGETHER],
+    generations: [u32; TOUCHED_TOGETHER],
+    count: usize,
 }
 
 /// States of keys, as they travel.
@@ -94,18 +111,18 @@ impl Core {
     /// Half as many as keys, since an event that ends leases also lists them.
     const UNPINS_PER_EVENT: usize = 1024;
     /// Touches that may wait for `step`; over it a lookup applies as many as it adds.
-    const MAX_TOUCHES: usize = 1 << 16;
+    pub(crate) const MAX_TOUCHES: usize = 1 << 16;
 
     /// `instance` gets the lease; `None` only asks.
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
-        let (found, ends, fresh, counts) = (Vec::new(), Vec::new(), Vec::new(), Counts::default());
+        let (found, runs, fresh, counts) = (Vec::new(), Vec::new(), Vec::new(), Counts::default());
         let (lease, leased, before, cursor) = (None, 0, 0, None);
         let (is_writing, lacks_room) = (true, false);
         Lookup {
             instance,
             namespace,
             found,
-            ends,
+            runs,
             fresh,
             lease,
             leased,
@@ -141,14 +158,17 @@ impl Core {
         let end = cursor.position + count;
         let found = lookup.found.len();
         lookup.found.reserve(count as usize);
-        lookup.ends.reserve(count as usize);
         answer.reserve(count as usize);
         let mut allowance = Allowance::default();
-        for batch in hashes.chunks(TOUCHED_TOGETHER * hash_bytes) {
-            if cursor.is_over() {
-                break;
+        match hashes.as_chunks::<{ BlockHash::MAX_LEN }>() {
+            // The usual length, which the compiler then knows.
+            (hashes, []) if hash_bytes == BlockHash::MAX_LEN => {
+                self.look_all(lookup, &mut cursor, &mut allowance, hashes, answer);
             }
-            self.look_batch(lookup, &mut cursor, &mut allowance, batch, hash_bytes, answer);
+            _ => {
+                let hashes: Vec<&[u8]> = hashes.chunks_exact(hash_bytes).collect();
+                self.look_all(lookup, &mut cursor, &mut allowance, &hashes, answer);
+            }
         }
         // Behind the end of a prefix all misses have its reason.
         if let Some(reason) = cursor.gap {
@@ -242,13 +262,13 @@ impl Core {
 
     /// Last token position first, across groups: recency becomes leaf-first.
     fn touch_found(&mut self, lookup: &Lookup) {
-        let Lookup { found, ends, .. } = lookup;
-        if ends.is_sorted() {
+        let found = &lookup.found;
+        if lookup.ends().is_sorted() {
             self.cache.add_touches(found.iter().rev().copied());
         } else {
-            let mut order: Vec<usize> = (0..found.len()).collect();
-            order.sort_by_key(|at| Reverse(ends[*at]));
-            self.cache.add_touches(order.into_iter().map(|at| found[at]));
+            let mut order: Vec<(u64, BlockId)> = lookup.ends().zip(found.iter().copied()).collect();
+            order.sort_by_key(|(end, _)| Reverse(*end));
+            self.cache.add_touches(order.into_iter().map(|(_, block)| block));
         }
         if self.cache.waiting_touches() > Core::MAX_TOUCHES {
             self.settle(found.len());
@@ -264,71 +284,100 @@ impl Core {
         LeaseId(0)
     }
 
-    /// First starts all loads from memory that the batch needs, so that they overlap, then looks.
-    fn look_batch(
+    fn look_all<H: AsRef<[u8]>>(
         &mut self,
         lookup: &mut Lookup,
         cursor: &mut Cursor,
         allowance: &mut Allowance,
-        hashes: &[u8],
-        hash_bytes: usize,
+        hashes: &[H],
         answer: &mut Answer,
     ) {
-        let mut keys = [Fingerprint(0); TOUCHED_TOGETHER];
-        let hashes = hashes.chunks_exact(hash_bytes);
-        for (key, hash) in keys.iter_mut().zip(hashes.clone()) {
-            *key = self.cache.fingerprint(lookup.namespace, cursor.group, hash);
-        }
-        let candidates = self.cache.candidates(&keys);
-        self.slots.touch_lines(&candidates[..hashes.len()]);
-        if lookup.instance.is_some() && self.uses_tiers(lookup.namespace) {
-            let absent = candidates.iter().zip(hashes.clone()).filter(|(block, _)| **block == BlockId::NONE);
-            self.prepare_promotions(lookup.namespace, cursor.group, absent.map(|(_, hash)| hash));
-        }
-        for (at, hash) in hashes.enumerate() {
+        for batch in hashes.chunks(TOUCHED_TOGETHER) {
             if cursor.is_over() {
                 return;
             }
-            cursor.position += 1;
-            let is_match = |id: BlockId| self.slots[id].has_key(lookup.namespace, cursor.group, hash);
-            let block = match candidates[at] {
-                BlockId::NONE => None,
-                candidate if is_match(candidate) => Some(candidate),
-                _ => self.cache.find_under(keys[at], is_match),
-            };
-            let missed = match block {
-                Some(block) => self.promise(lookup, cursor, block, answer),
-                None => Some(self.fetch(lookup, cursor, hash, allowance)),
-            };
-            if let Some(reason) = missed {
-                lookup.miss(cursor, reason, answer);
-            }
+            self.look_batch(lookup, cursor, allowance, batch, answer);
         }
     }
 
-    /// Answers with `block` and pins it, or says why not.
-    fn promise(
+    /// First starts all loads from memory that the batch needs, so that they overlap, then looks.
+    fn look_batch<H: AsRef<[u8]>>(
         &mut self,
         lookup: &mut Lookup,
-        cursor: &Cursor,
-        block: BlockId,
+        cursor: &mut Cursor,
+        allowance: &mut Allowance,
+        hashes: &[H],
         answer: &mut Answer,
-    ) -> Option<MissReason> {
-        if let Some(reason) = self.why_not(block, cursor, lookup.instance.is_some()) {
-            return Some(reason);
+    ) {
+        let mut keys = [Fingerprint(0); TOUCHED_TOGETHER];
+        for (key, hash) in keys.iter_mut().zip(hashes) {
+            *key = self.cache.fingerprint(lookup.namespace, cursor.group, hash.as_ref());
         }
-        lookup.found.push(block);
-        lookup.ends.push((lookup.before + cursor.position) * cursor.tokens);
-        if lookup.instance.is_some() {
-            let record = self.pin(block, lookup.mapper());
-            answer.push_ready(cursor.position, record);
-            if record.owner & (PREFETCH | FRESH) != 0 {
-                self.use_promoted(lookup, block, answer);
+        let mut candidates = self.cache.candidates(&keys);
+        let candidates = &mut candidates[..hashes.len()];
+        self.slots.touch_lines(candidates);
+        if lookup.instance.is_some() && self.uses_tiers(lookup.namespace) {
+            let absent = candidates.iter().zip(hashes).filter(|(block, _)| **block == BlockId::NONE);
+            self.prepare_promotions(lookup.namespace, cursor.group, absent.map(|(_, hash)| hash.as_ref()));
+        }
+        let mut at = 0;
+        while at < hashes.len() && !cursor.is_over() {
+            if cursor.gap.is_none() {
+                let hits = self.promise(lookup, cursor, &candidates[at..], &hashes[at..]);
+                at += hits.count;
+                lookup.hit(cursor, &hits, answer);
+                if lookup.instance.is_some() && hits.last().is_some_and(|block| self.slots[block].is_promoted()) {
+                    self.use_promoted(lookup, candidates[at - 1], answer);
+                    continue;
+                }
+                if at == hashes.len() {
+                    break;
+                }
             }
-        } else {
-            answer.push_ready(cursor.position, &self.slots[block]);
+            let hash = hashes[at].as_ref();
+            let is_match = |id: BlockId| self.slots[id].has_key(lookup.namespace, cursor.group, hash);
+            let reason = match candidates[at] {
+                BlockId::NONE => self.fetch(lookup, cursor, hash, allowance),
+                candidate if is_match(candidate) => self.why_not(candidate, cursor, lookup.instance.is_some()),
+                _ => {
+                    // Another key's block, with the same tag.
+                    candidates[at] = self.cache.find_under(keys[at], is_match).unwrap_or(BlockId::NONE);
+                    continue;
+                }
+            };
+            at += 1;
+            cursor.position += 1;
+            lookup.miss(cursor, reason, answer);
         }
-        None
+    }
+
+    /// Pins the blocks of the next keys, until one is no hit, or a block has its first hit since a tier brought it up.
+    // The loop over all hits: in line with the rest, it has too few registers and a quarter more instructions.
+    #[inline(never)]
+    fn promise<H: AsRef<[u8]>>(
+        &mut self,
+        lookup: &Lookup,
+        cursor: &Cursor,
+        candidates: &[BlockId],
+        hashes: &[H],
+    ) -> Hits {
+        let mut hits = Hits::default();
+        let (wants_lease, mapper) = (lookup.instance.is_some(), lookup.mapper());
+        for (block, hash) in candidates.iter().zip(hashes) {
+            if *block == BlockId::NONE {
+                break;
+            }
+            let record = &self.slots[*block];
+            let is_hit = record.state == State::Ready && record.has_key(lookup.namespace, cursor.group, hash.as_ref());
+            if !is_hit || wants_lease && self.is_over(record.pins, cursor) {
+                break;
+            }
+            hits.push(*block, record);
+            if wants_lease && self.pin(*block, mapper).is_promoted() {
+                break;
+            }
+        }
+        hits
     }
 
     /// The lookup has a block, the last of its answer, that a tier brought up.
@@ -347,27 +396,33 @@ impl Core {
         }
     }
 
-    /// Why a block that is here cannot be handed out now, if so. Starts its verification if it needs one.
-    fn why_not(&mut self, block: BlockId, cursor: &Cursor, wants_lease: bool) -> Option<MissReason> {
-        let Block { state, pins, .. } = self.slots[block];
+    /// Whether a lease on one more block, with so many pins, would go over the limit.
+    #[inline]
+    fn is_over(&self, pins: u32, cursor: &Cursor) -> bool {
         // At least one block can always be pinned, or a small pool could never serve a large one.
         let promised = self.promised_bytes();
-        let is_over = pins == 0 && promised > 0 && promised + cursor.slot_bytes > cursor.limit;
+        pins == 0 && promised > 0 && promised + cursor.slot_bytes > cursor.limit
+    }
+
+    /// Why a block that is here, and was not promised, cannot be handed out now. Starts its verification if it needs
+    /// one.
+    fn why_not(&mut self, block: BlockId, cursor: &Cursor, wants_lease: bool) -> MissReason {
+        let Block { state, pins, .. } = self.slots[block];
         match state {
             // Not `NotYet`: that makes the engine wait for a lease that it cannot get.
-            State::Unverified if is_over => Some(MissReason::OverLimit),
+            State::Unverified if self.is_over(pins, cursor) => MissReason::OverLimit,
             State::Unverified => {
                 self.verify(block, Finder::Restart);
-                Some(MissReason::NotYet)
+                MissReason::NotYet
             }
-            State::Ready if cursor.gap.is_none() => (wants_lease && is_over).then_some(MissReason::OverLimit),
+            State::Ready if cursor.gap.is_none() => MissReason::OverLimit,
             State::Promoting => {
                 if wants_lease && self.is_prefetch(block) {
                     self.use_prefetch(block);
                 }
-                Some(MissReason::PromotionUnfinished)
+                MissReason::PromotionUnfinished
             }
-            _ => Some(cursor.gap.unwrap_or(MissReason::NotYet)),
+            _ => cursor.gap.unwrap_or(MissReason::NotYet),
         }
     }
 
@@ -408,13 +463,37 @@ impl Lookup {
         (self.counts.keys, self.counts.hits)
     }
 
+    /// The token positions at which the blocks of `found` end.
+    fn ends(&self) -> impl Iterator<Item = u64> {
+        let behind = self.runs.iter().skip(1).map(|run| run.first).chain([self.found.len()]);
+        self.runs.iter().zip(behind).flat_map(|(run, behind)| (run.first..behind).map(|place| run.end_of(place)))
+    }
+
+    /// The next keys are `hits`.
+    fn hit(&mut self, cursor: &mut Cursor, hits: &Hits, answer: &mut Answer) {
+        if hits.count == 0 {
+            return;
+        }
+        let (first, end) = (self.found.len(), (self.before + cursor.position + 1) * cursor.tokens);
+        if self.runs.last().is_none_or(|run| run.end_of(first) != end || run.tokens != cursor.tokens) {
+            self.runs.push(Run { first, end, tokens: cursor.tokens });
+        }
+        self.found.extend_from_slice(&hits.blocks[..hits.count]);
+        answer.fill(cursor.position, STATE_MISS);
+        cursor.position += hits.count as u64;
+        answer.fill(cursor.position, STATE_READY);
+        answer.slots.extend_from_slice(&hits.slots[..hits.count]);
+        answer.generations.extend_from_slice(&hits.generations[..hits.count]);
+    }
+
     fn miss(&mut self, cursor: &mut Cursor, reason: MissReason, answer: &mut Answer) {
         self.counts.misses[reason as usize] += 1;
         if cursor.attention == Attention::Full {
             cursor.gap = Some(reason);
         }
         if reason.is_passing() {
-            answer.push(cursor.position, STATE_NOT_YET);
+            answer.fill(cursor.position - 1, STATE_MISS);
+            answer.fill(cursor.position, STATE_NOT_YET);
         }
     }
 }
@@ -433,10 +512,9 @@ impl Answer {
         self.generations.reserve(keys);
     }
 
-    /// The state of key number `position`, counted from 1; those before it that were not told are misses.
-    fn push(&mut self, position: u64, state: u8) {
-        self.states.resize(position as usize - 1, STATE_MISS);
-        self.states.push(state);
+    /// The state of all keys up to number `position`, counted from 1, that were not told.
+    fn fill(&mut self, position: u64, state: u8) {
+        self.states.resize(position as usize, state);
     }
 
     /// The source of the last ready key.
@@ -444,12 +522,32 @@ impl Answer {
         self.sources.resize(self.slots.len() - 1, SOURCE_POOL);
         self.sources.push(source);
     }
+}
 
+impl Run {
+    /// Where the block at `place` in `Lookup::found` ends if it is of this run.
+    fn end_of(&self, place: usize) -> u64 {
+        self.end + (place - self.first) as u64 * self.tokens
+    }
+}
+
+impl Default for Hits {
+    fn default() -> Hits {
+        let (blocks, slots) = ([BlockId::NONE; TOUCHED_TOGETHER], [0; TOUCHED_TOGETHER]);
+        Hits { blocks, slots, generations: slots, count: 0 }
+    }
+}
+
+impl Hits {
     #[inline]
-    fn push_ready(&mut self, position: u64, block: &Block) {
-        self.push(position, STATE_READY);
-        self.slots.push(block.slot.0);
-        self.generations.push(block.generation.0);
+    fn push(&mut self, block: BlockId, record: &Block) {
+        let at = self.count;
+        (self.blocks[at], self.slots[at], self.generations[at]) = (block, record.slot.0, record.generation.0);
+        self.count += 1;
+    }
+
+    fn last(&self) -> Option<BlockId> {
+        self.blocks[..self.count].last().copied()
     }
 }
 
@@ -457,7 +555,7 @@ impl Answer {
 mod tests {
     use super::*;
     use crate::core::Config;
-    use crate::key::{BlockHash, Generation, NamespaceId, SlotId};
+    use crate::key::{Generation, NamespaceId, SlotId};
     use crate::layout::{GroupLayout, Layout};
 
     fn hash(low: u8, high: u8) -> [u8; 32] {

@@ -127,6 +127,11 @@ impl Block {
         TierId(self.owner & !(PREFETCH | FRESH))
     }
 
+    /// Whether a tier brought it up, and no lookup that leases has had it since.
+    pub fn is_promoted(&self) -> bool {
+        self.owner & (PREFETCH | FRESH) != 0
+    }
+
     pub fn has_key(&self, namespace: NamespaceIndex, group: u16, hash: &[u8]) -> bool {
         self.hash.is(hash) && self.namespace == namespace && self.group == group
     }
