@@ -25,7 +25,7 @@ use crate::metrics::{Clients as ClientNumbers, Pool as PoolNumbers, Snapshot};
 use crate::service::{self, Service};
 use crate::state::{Shared, State, ToMove, ToVerify, present};
 use crate::tasks::watch_files::{self, Sockets};
-use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, scrub, tick, verify};
+use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, scrub, tick, verify, work_off};
 use crate::{listen, random, recover, turns, vital};
 
 /// Opens the pool, serves until SIGTERM, SIGINT or SIGHUP, drains, and returns. Needs a current-thread runtime.
@@ -74,6 +74,7 @@ async fn run(config: Config) -> Result<()> {
         vital::task(http::serve(listener, hosts, source));
     }
     vital::task(tick::run(shared.clone()));
+    vital::task(work_off::run(shared.clone()));
     vital::task(attach::run(attach, shared.clone(), clients.clone()));
     vital::task(serve_rpc(rpc, shared.clone(), clients.clone()));
     vital::task(clients.sweep());

@@ -19,7 +19,7 @@ use forebay_core::{BlockId, Core, Effect, Error, Generation, Instance, Namespace
 use forebay_insight::curve::Rules;
 use forebay_io::Seldom;
 use forebay_io::pool::{Entry, Extent, InstanceRecord, Pool, PurgePlaces};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::config::{Admission, Config};
 use crate::frame::{Frames, Steps};
@@ -110,6 +110,8 @@ pub struct ToMove {
 pub struct Shared {
     state: Arc<Mutex<State>>,
     turns: Turns,
+    /// Told when the core has more to work off than should wait for a regular time.
+    backlog: Arc<Notify>,
 }
 
 /// The state, for one event.
@@ -122,7 +124,7 @@ pub struct Locked<'a> {
 
 impl Shared {
     pub fn new(state: State) -> Shared {
-        Shared { state: Arc::new(Mutex::new(state)), turns: Turns::default() }
+        Shared { state: Arc::new(Mutex::new(state)), turns: Turns::default(), backlog: Arc::default() }
     }
 
     /// For one event; the guard is never held across an await.
@@ -136,11 +138,19 @@ impl Shared {
         let mut state = self.lock();
         let value = run(&mut state);
         state.apply();
+        if state.core.has_backlog() {
+            self.backlog.notify_one();
+        }
         value
     }
 
     pub fn turns(&self) -> &Turns {
         &self.turns
+    }
+
+    /// Returns when the core has more to work off than should wait for a regular time.
+    pub async fn has_backlog(&self) {
+        self.backlog.notified().await;
     }
 
     /// Does all work that the core cut up, letting other events in between the pieces.

@@ -13,3 +13,4 @@ pub mod scrub;
 pub mod tick;
 pub mod verify;
 pub mod watch_files;
+pub mod work_off;

@@ -1,6 +1,5 @@
-//! Regular work: the core's pieces of long work, alarms, and a check for instances that are gone. Nobody reports the
-//! end of a killed process; only its kernel lock disappears. Nor does a client say that it pauses: memory that it has
-//! lent is given back.
+//! Regular work: alarms, and a check for instances that are gone. Nobody reports the end of a killed process; only its
+//! kernel lock disappears. Nor does a client say that it pauses: memory that it has lent is given back.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -32,7 +31,6 @@ pub async fn run(shared: Shared) -> Infallible {
         if is_step {
             turns::spawn(watch(shared.clone()));
         }
-        shared.work_off().await;
     }
 }
 

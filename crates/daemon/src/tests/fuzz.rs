@@ -38,7 +38,7 @@ pub(super) const USER: u32 = 1000;
 pub(super) struct Daemon {
     pub(super) shared: Shared,
     clients: Arc<Clients>,
-    runtime: Runtime,
+    pub(super) runtime: Runtime,
     to_verify: mpsc::UnboundedReceiver<ToVerify>,
     to_move: mpsc::UnboundedReceiver<ToMove>,
 }
