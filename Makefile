@@ -8,7 +8,7 @@ PYTHON_SOURCES := bench examples python tests tools
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling simulation torture fuzz aarch64 peers lint types licences deny check fast golden pictures wheel \
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules services rolling simulation torture fuzz aarch64 peers lint types licences deny check fast golden pictures wheel \
 	dist bench instructions build tools servers clean
 .DEFAULT_GOAL := help
 
@@ -51,7 +51,7 @@ e2e: build servers
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/e2e
 
 # What takes longer than a change should wait for, or asks a package registry what is new.
-long: newest vllm-own-tests schedules rolling simulation torture fuzz aarch64 peers deny
+long: newest vllm-own-tests schedules services rolling simulation torture fuzz aarch64 peers deny
 
 # The connector on the newest vLLM; which versions there are is said in tools/versions.env alone.
 newest: build
@@ -60,6 +60,10 @@ newest: build
 # Random schedules below vLLM's host tier; some of them are in every run of the connector's tests.
 schedules: build
 	SCHEDULES=400 $(BIN)/python -m pytest -q --numprocesses 2 tests/connector/test_schedules.py
+
+# The unit that the pages print, under the real systemd in namespaces of its own. Needs root.
+services: build
+	$(BIN)/python -m pytest -q tests/services
 
 # A build that writes later formats, beside this one on the same stores: an upgrade host by host, and the way back.
 rolling: servers

@@ -1,11 +1,13 @@
 """How long the daemon's deciding thread waits for a core beside engines that spin: `python bench/starved.py BINARY`.
 
 A spinning rank is a process that only yields its core, as vLLM's ranks do while they wait for each other; each is in a
-session of its own, as a container or a service is, and so in a scheduling group (autogroup) of its own. A client looks
-up keys every millisecond. The ways to start the daemon: in a session of its own; with another nice value of the
-process or of its autogroup; as systemd starts a service, in a control group with a weight (`CPUWeight=100` is the
-default). A sampler of the highest priority reads every 10 ms how long the deciding thread has been runnable without a
-core. Prints a JSON object a way. Needs root and the `cpu` controller of control groups, version 1 or 2.
+session of its own, as a container or a service is, and so in a scheduling group (autogroup) of its own. With `--vllm`
+the ranks are those of a real engine on CPU, which answers one request after another. A client looks up keys every
+millisecond. The ways to start the daemon: in a session of its own; with another nice value of the process or of its
+autogroup; by the real systemd from the unit that docs/operating.md prints, with `CPUWeight=100` (the default) and with
+that of the page; then the ranks are in a service too. A sampler of the highest priority reads every 10 ms how long the
+deciding thread has been runnable without a core. Prints a JSON object a way. Needs root, systemd, and the `cpu`
+controller of control groups, version 1 or 2.
 """
 
 from __future__ import annotations
@@ -16,20 +18,27 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import forebay
+sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("tests", "tests/python")]
 
-# cpu.shares of version 1 is 1,024 where systemd's weight is 100.
-ROOTS = ((Path("/sys/fs/cgroup/cpu"), "cpu.shares", 10.24), (Path("/sys/fs/cgroup"), "cpu.weight", 1.0))
+import forebay
+from fences import fences
+from rig import models
+from rig.engine import Engine, EngineConfig, Request
+from rig.systemd import Systemd
+
+ENGINE_SERVICE = "[Service]\nExecStart=sleep infinity\n"
 STEP = 0.01
-WAYS = ("session", "nice -5", "autogroup nice -5", "service, weight 100", "service, weight 1000")
+WAYS = ("session", "nice -5", "autogroup nice -5", "systemd, CPUWeight=100", "systemd, CPUWeight=1000")
 
 
 def spin(over: Any) -> None:
@@ -58,62 +67,110 @@ def waited(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def service(weight: int) -> Iterator[Path]:
-    """A control group below a slice, beside the sessions' processes."""
-    root, key, factor = next(found for found in ROOTS if (found[0] / found[1]).exists() or found[1] == "cpu.weight")
-    group = root / f"forebay-starved-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / key).write_text(str(int(weight * factor)))
-        yield group / "cgroup.procs"
-    finally:
-        deadline = time.monotonic() + 5
-        while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        group.rmdir()
+def daemon_of(binary: str, way: str, root: Path) -> Iterator[tuple[int, Systemd | None]]:
+    """The daemon with sockets in `root`: its process, and the systemd that started it."""
+    config = root / "forebay.toml"
+    http, sockets = '[http]\naddress = "off"\n', f'[socket]\ndirectory = "{root}/s"\n'
+    if not way.startswith("systemd"):
+        config.write_text(f'{http}{sockets}[pool]\ndirectory = "{root}/pool"\ncapacity_bytes = "64MiB"\n')
+        argv = [binary, "serve", "--config", str(config)]
+        daemon = subprocess.Popen(argv, start_new_session=True, stderr=subprocess.DEVNULL)
+        try:
+            if way.startswith("nice"):
+                os.setpriority(os.PRIO_PROCESS, daemon.pid, int(way.split()[-1]))
+            elif way.startswith("autogroup"):
+                Path(f"/proc/{daemon.pid}/autogroup").write_text(way.split()[-1])
+            yield daemon.pid, None
+        finally:
+            daemon.terminate()
+            daemon.wait()
+            subprocess.run([binary, "pool", "remove", f"{root}/pool"], check=True, stdout=subprocess.DEVNULL)
+        return
+    [unit] = [fence.text for fence in fences("docs/operating.md") if fence.kind == "ini"]
+    with Systemd() as machine:
+        machine.ask("cp", str(Path(binary).resolve()), "/usr/local/bin/forebay")
+        machine.write("/etc/forebay.toml", f'{http}{sockets}[pool]\ncapacity_bytes = "64MiB"\n')
+        weighed, count = re.subn(r"(?m)^CPUWeight=\d+$", way.split()[-1], unit)
+        assert count == 1, "the page gives the daemon a weight"
+        machine.write("/etc/systemd/system/forebay.service", weighed + "\n")
+        machine.write("/etc/systemd/system/engine.service", ENGINE_SERVICE)
+        machine.ask("systemctl", "start", "forebay", "engine")
+        yield machine.pid("forebay"), machine
 
 
-def measure(binary: str, way: str, ranks: int, seconds: float) -> dict[str, Any]:
+@contextlib.contextmanager
+def spinners(ranks: int) -> Iterator[list[int]]:
+    over = multiprocessing.Event()
+    processes = [multiprocessing.Process(target=spin, args=(over,)) for _ in range(ranks)]
+    for process in processes:
+        process.start()
+    yield [process.pid or 0 for process in processes]
+    over.set()
+    for process in processes:
+        process.join(60)
+
+
+@contextlib.contextmanager
+def engine(ranks: int) -> Iterator[list[int]]:
+    """A real engine without Forebay, which answers one request after another: its processes."""
+    with (
+        tempfile.TemporaryDirectory(prefix="forebay-bench-") as run_dir,
+        Engine(EngineConfig(models.LLAMA, tensor_parallel=ranks), Path(run_dir)) as engine,
+    ):
+        engine.ready()
+        over = threading.Event()
+
+        def keep_busy() -> None:
+            number = 0
+            while not over.is_set():
+                number += 1
+                engine.generate([Request(f"busy-{number}", (models.FIRST_PLAIN_TOKEN + number % 64,) * 64, 256)])
+
+        busy = threading.Thread(target=keep_busy)
+        busy.start()
+        yield tree(engine.child.process.pid)
+        over.set()
+        busy.join(60)
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all below it."""
+    children = [
+        int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
+    ]
+    return [pid, *(below for child in children for below in tree(child))]
+
+
+def measure(binary: str, way: str, ranks: int, seconds: float, *, is_vllm: bool) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
-        root = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
-        sockets = f"{root}/s"
-        procs = stack.enter_context(service(int(way.split()[-1]))) if way.startswith("service") else None
-        arguments = ["serve", "--socket.directory", sockets, "--pool.directory", f"{root}/pool"]
-        arguments += ["--pool.capacity_bytes", "64MiB", "--http.address", "off"]
-        daemon = subprocess.Popen([binary, *arguments], start_new_session=True, stderr=subprocess.DEVNULL)
-        stack.callback(
-            subprocess.run, [binary, "pool", "remove", f"{root}/pool"], check=True, stdout=subprocess.DEVNULL
-        )
-        stack.callback(daemon.wait)
-        stack.callback(daemon.terminate)
-        if procs is not None:
-            procs.write_text(str(daemon.pid))
-        elif way.startswith("nice"):
-            os.setpriority(os.PRIO_PROCESS, daemon.pid, int(way.split()[-1]))
-        elif way.startswith("autogroup"):
-            Path(f"/proc/{daemon.pid}/autogroup").write_text(way.split()[-1])
-        while not Path(sockets, "forebay.sock").exists():
-            if daemon.poll() is not None:
-                sys.exit("error: the daemon ended")
+        # The machine that systemd has sees it too.
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp", prefix="fb-")))
+        pid, machine = stack.enter_context(daemon_of(binary, way, root))
+        sockets = root / "s"
+        deadline = time.monotonic() + 20
+        while not (sockets / "forebay.sock").exists():
+            if time.monotonic() > deadline:
+                sys.exit("error: the daemon has not started")
             time.sleep(0.01)
+        processes = stack.enter_context((engine if is_vllm else spinners)(ranks))
+        if machine is not None:
+            machine.adopt("engine", processes)
         over, waits = multiprocessing.Event(), multiprocessing.Queue()
-        others = [multiprocessing.Process(target=spin, args=(over,)) for _ in range(ranks)]
-        others.append(multiprocessing.Process(target=look, args=(sockets, over, waits)))
-        for other in others:
-            other.start()
+        client = multiprocessing.Process(target=look, args=(str(sockets), over, waits))
+        client.start()
         time.sleep(1)
-        steps, last, begun = [], waited(daemon.pid), time.monotonic()
+        steps, last, begun = [], waited(pid), time.monotonic()
         while time.monotonic() - begun < seconds:
             time.sleep(STEP)
-            now = waited(daemon.pid)
+            now = waited(pid)
             steps.append(now - last)
             last = now
         over.set()
         taken = waits.get(timeout=120)
-        for other in others:
-            other.join(60)
+        client.join(60)
     return {
         "way": way,
+        "ranks_of": "vLLM" if is_vllm else "spinners",
         "ranks": ranks,
         "waited_percent": sum(steps) / seconds / 10,
         "longest_wait_ms": longest(steps),
@@ -134,6 +191,7 @@ def longest(steps: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
+    parser.add_argument("--vllm", action="store_true", help="the ranks of a real engine")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=1)
@@ -143,7 +201,10 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for ranks in arguments.ranks:
             for way in WAYS:
-                print(json.dumps(measure(arguments.binary, way, ranks, arguments.seconds)), flush=True)
+                print(
+                    json.dumps(measure(arguments.binary, way, ranks, arguments.seconds, is_vllm=arguments.vllm)),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

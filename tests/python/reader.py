@@ -89,7 +89,7 @@ RUN = {"sh", "python", "toml"}
 READ = {
     "text": "what a command prints, or a part of a command",
     "json": "an argument of an engine",
-    "ini": "a unit of systemd, which tests do not have",
+    "ini": "a unit of systemd, which tests/services start",
     "nginx": "for a proxy; test_page.py puts one of its own before the page",
     "yaml": "for Prometheus, which test_monitoring.py runs on the rules",
 }
