@@ -2,7 +2,7 @@
 //!
 //! Invariant: a decision of the core is in the table before the lock is released, so before any answer leaves.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -46,6 +46,9 @@ pub struct State {
     pub boot_id: u64,
     pub namespaces: Namespaces,
     pub purges: Purges,
+    /// Namespaces that were purged while a disk was away, and are to be purged again.
+    void: BTreeSet<NamespaceId>,
+    void_failures: Seldom,
     /// The descriptors of the namespaces of trials.
     trials: BTreeMap<NamespaceId, Descriptor>,
     pub next_session: u64,
@@ -182,6 +185,9 @@ impl Drop for Locked<'_> {
 }
 
 impl State {
+    /// Purges that may begin in one event because of a disk that has come: each writes to the pool.
+    const VOID_AT_A_TIME: usize = 16;
+
     pub fn new(
         config: Config,
         mut core: Core,
@@ -205,6 +211,8 @@ impl State {
             boot_id,
             namespaces: Namespaces::default(),
             purges: Purges::default(),
+            void: BTreeSet::new(),
+            void_failures: Seldom::default(),
             trials: BTreeMap::new(),
             next_session: 1,
             next_connection: 1,
@@ -320,21 +328,29 @@ impl State {
         Ok(Some((gone, old)))
     }
 
-    /// Carries out again what was purged while a disk was away that has come now with blocks of it: this daemon, or one
-    /// before, may have served some of them from that disk, into the pool and to other disks. A purge that is under way
-    /// does that anyway. True if there was any.
+    /// Carries out again, some at a time, what was purged while a disk was away that has come now: this daemon, or one
+    /// before, may have served some of it from that disk, into the pool and to other disks. A purge that is under way
+    /// does that anyway. True if any began.
     pub fn purge_void(&mut self, tier: TierId) -> bool {
-        let void = self.tiers.take_void(tier);
-        let has_some = !void.is_empty();
-        for namespace in void {
-            if !self.tiers.is_purging(namespace)
-                && let Err(error) = self.begin_purge(namespace)
-            {
-                let hint = error.hint_text().unwrap_or("purge it again").to_owned();
-                tracing::warn!(%namespace, %error, hint, "cannot purge again what a disk had that was away");
+        self.void.append(&mut self.tiers.take_void(tier));
+        let mut has_begun = false;
+        for _ in 0..State::VOID_AT_A_TIME {
+            let Some(namespace) = self.void.pop_first() else { break };
+            if self.tiers.is_purging(namespace) {
+                continue;
             }
+            if let Err(error) = self.begin_purge(namespace) {
+                // There may be a place later.
+                self.void.insert(namespace);
+                if self.void_failures.add(Instant::now()).is_some() {
+                    let hint = error.hint_text().unwrap_or("it is tried again").to_owned();
+                    tracing::warn!(%namespace, %error, hint, "cannot purge again yet what a disk had that was away");
+                }
+                break;
+            }
+            has_begun = true;
         }
-        has_some
+        has_begun
     }
 
     /// From this host's disks, whether or not the core knows the namespace.

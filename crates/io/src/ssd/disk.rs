@@ -8,12 +8,12 @@
 //! purged while the disk was away. `reads` keeps the loads; `reader` carries them out. `index` and `space` say what is
 //! on the disk, and `io` has the transfers of all of them.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
-use forebay_core::{BlockKey, ErrorKind, NamespaceId};
+use forebay_core::{BlockKey, ErrorKind};
 
 use super::budget::Budget;
 use super::config::SsdConfig;
@@ -54,8 +54,6 @@ pub(super) struct Opened {
     pub index: Index,
     pub space: Space,
     pub purges: Purges,
-    /// Namespaces of blocks that are void by the list of purges alone.
-    pub void: BTreeSet<NamespaceId>,
     pub sequences: Sequences,
     pub written_bytes: u64,
     pub stored_bytes: u64,
@@ -80,8 +78,6 @@ pub(super) struct Disk {
     pub reclaim: Option<Reclaim>,
     pub purges: Purges,
     pub void: Option<Void>,
-    /// Namespaces of blocks that were void, when they were read or since, for the tier.
-    pub found_void: BTreeSet<NamespaceId>,
     pub watch: Watch,
     /// Why it is not used any more, once it is taken.
     pub why_taken: String,
@@ -103,7 +99,7 @@ pub(super) struct Disk {
     name: String,
     engine_why: String,
     is_direct: bool,
-    recovery: Recovery,
+    pub recovery: Recovery,
     finished: Vec<Finished>,
     /// The last turn has left something that the next one can do without waiting.
     pub has_more: bool,
@@ -130,7 +126,6 @@ impl Disk {
             reclaim: None,
             purges: opened.purges,
             void: None,
-            found_void: opened.void,
             watch: Watch::new(opened.owner, Duration::ZERO),
             why_taken: String::new(),
             budget,

@@ -150,8 +150,14 @@ impl Disk {
                 if is_news {
                     self.put(record, segment);
                 }
-                if is_news && moved_from.is_some() && found.is_some_and(|entry| entry.is_withdrawn) {
+                // The disk heard of a purge while this was on its way.
+                let is_void = self.purges.cover(record);
+                let was_withdrawn = found.is_some_and(|entry| entry.is_withdrawn);
+                if is_news && (is_void || moved_from.is_some() && was_withdrawn) {
                     self.withdraw(&record.key);
+                    if !was_withdrawn {
+                        self.tell_evicted(record.key);
+                    }
                 }
                 if moved_from.is_some() {
                     self.counters.carried_blocks += 1;

@@ -445,9 +445,11 @@ impl Footer {
 pub(super) struct PurgeRecord {
     pub namespace: NamespaceId,
     pub sequence: u64,
-    /// When it was purged, the same number on all disks that noted it: microseconds since 1970, and later than that of
-    /// any earlier purge of the namespace. 0 if that is not known.
+    /// When it was purged, the same number on all disks that noted it: microseconds since 1970, even, and later than
+    /// that of any earlier purge of the namespace. 0 if that is not known.
     pub time: u64,
+    /// The disk was away then, and heard of it later: the namespace is to be purged again, and that has not ended.
+    pub is_due_again: bool,
 }
 
 /// The least time: earlier builds wrote the number of a life there.
@@ -460,7 +462,7 @@ impl PurgeRecord {
         for (record, bytes) in records.iter().zip(page[PURGE_RECORDS_AT..].chunks_exact_mut(PURGE_BYTES)) {
             bytes[..16].copy_from_slice(&record.namespace.0.to_le_bytes());
             bytes[16..24].copy_from_slice(&record.sequence.to_le_bytes());
-            bytes[24..].copy_from_slice(&record.time.to_le_bytes());
+            bytes[24..].copy_from_slice(&(record.time | u64::from(record.is_due_again)).to_le_bytes());
         }
         sealed(page, SEAL_AT)
     }
@@ -482,7 +484,8 @@ impl PurgeRecord {
         let record = |bytes: &[u8]| PurgeRecord {
             namespace: NamespaceId(u128_at(bytes, 0)),
             sequence: u64_at(bytes, 16),
-            time: time(bytes),
+            time: time(bytes) & !1,
+            is_due_again: time(bytes) & 1 == 1,
         };
         let records: Vec<_> = page[PURGE_RECORDS_AT..].chunks_exact(PURGE_BYTES).take(count).map(record).collect();
         records.iter().all(|record| record.sequence < MOST && record.time < MOST).then_some(records)
@@ -572,8 +575,12 @@ mod tests {
     }
 
     fn purges(count: u64) -> Vec<PurgeRecord> {
-        let record =
-            |n| PurgeRecord { namespace: NamespaceId(u128::from(n) << 70), sequence: 10 * n, time: FIRST_TIME + n };
+        let record = |n| PurgeRecord {
+            namespace: NamespaceId(u128::from(n) << 70),
+            sequence: 10 * n,
+            time: FIRST_TIME + 2 * n,
+            is_due_again: n % 3 == 1,
+        };
         (0..count).map(record).collect()
     }
 

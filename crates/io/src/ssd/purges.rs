@@ -78,8 +78,6 @@ pub(super) struct Writing {
 pub(super) struct Void {
     /// Of each, from which number on records are of blocks that were stored since.
     pub ends: BTreeMap<NamespaceId, u64>,
-    /// Those of them of which the disk had blocks.
-    pub had: BTreeSet<NamespaceId>,
     /// Where the walk through the index goes on.
     pub at: u32,
 }
@@ -134,7 +132,11 @@ impl Purges {
     fn merge(&mut self, record: &PurgeRecord, page: Option<u32>) {
         let noted = self.records.entry(record.namespace).or_insert(Noted { record: *record, page });
         let (before, known) = (noted.record, &mut noted.record);
-        (known.sequence, known.time) = (known.sequence.max(record.sequence), known.time.max(record.time));
+        known.sequence = known.sequence.max(record.sequence);
+        if record.time >= known.time {
+            let is_same = record.time == known.time;
+            (known.time, known.is_due_again) = (record.time, record.is_due_again || is_same && known.is_due_again);
+        }
         self.changed.extend(noted.page.filter(|_| noted.record != before));
     }
 
@@ -164,7 +166,33 @@ impl Purges {
 
     /// Namespaces of which the disk has no block with a lower number than `sequence`, and when each was purged.
     pub fn add(&mut self, purged: impl Iterator<Item = (NamespaceId, u64)>, sequence: u64) {
-        purged.for_each(|(namespace, time)| self.merge(&PurgeRecord { namespace, sequence, time }, None));
+        self.add_records(purged.map(|(namespace, time)| PurgeRecord {
+            namespace,
+            sequence,
+            time,
+            is_due_again: false,
+        }));
+    }
+
+    /// Namespaces that were purged while the disk was away. `sequence` as in [`Purges::add`]; unless the disk `is_new`,
+    /// they are to be purged again.
+    pub fn hear(&mut self, purged: &BTreeMap<NamespaceId, u64>, sequence: u64, is_new: bool) {
+        let record = |(namespace, time): (&NamespaceId, &u64)| PurgeRecord {
+            namespace: *namespace,
+            sequence,
+            time: *time,
+            is_due_again: !is_new,
+        };
+        self.add_records(purged.iter().map(record));
+    }
+
+    /// Namespaces that are to be purged again, because the disk was away when they were purged.
+    pub fn due_again(&self) -> impl Iterator<Item = NamespaceId> {
+        self.records.values().filter(|noted| noted.record.is_due_again).map(|noted| noted.record.namespace)
+    }
+
+    fn add_records(&mut self, records: impl Iterator<Item = PurgeRecord>) {
+        records.for_each(|record| self.merge(&record, None));
         self.cut();
         self.place();
         // What is noted already, in both copies, need not be written.
@@ -261,12 +289,16 @@ mod tests {
     const TIME: u64 = 1 << 50;
 
     /// As if a purge with that number were also as late.
+    fn time(sequence: u64) -> u64 {
+        TIME + 2 * sequence
+    }
+
     fn purged(namespaces: Range<u128>, sequence: u64) -> impl Iterator<Item = (NamespaceId, u64)> {
-        namespaces.map(move |n| (NamespaceId(n), TIME + sequence))
+        namespaces.map(move |n| (NamespaceId(n), time(sequence)))
     }
 
     fn record(n: u128, sequence: u64) -> PurgeRecord {
-        PurgeRecord { namespace: NamespaceId(n), sequence, time: TIME + sequence }
+        PurgeRecord { namespace: NamespaceId(n), sequence, time: time(sequence), is_due_again: false }
     }
 
     fn records(purges: &Purges) -> Vec<PurgeRecord> {
@@ -333,7 +365,7 @@ mod tests {
         let mut copies = blank();
         let mut purges = Purges::read(&copies, &GEOMETRY);
         purges.add(purged(0..300, 4), 4);
-        purges.add((100..110).map(|n| (NamespaceId(n * (n << 60)), TIME + 5)), 5);
+        purges.add((100..110).map(|n| (NamespaceId(n * (n << 60)), time(5))), 5);
         written(&mut purges, &mut copies);
         let whole = copies.clone();
         (copies[0][1], copies[1][0]) = (None, None);
@@ -371,13 +403,35 @@ mod tests {
         let mut purges = Purges::default();
         purges.add(purged(0..10, 4), 4);
         let lacks_at = |purges: &Purges, n, time| !purges.lacking(&BTreeMap::from([(NamespaceId(n), time)])).is_empty();
-        let lacks = |purges: &Purges, n, sequence| lacks_at(purges, n, TIME + sequence);
+        let lacks = |purges: &Purges, n, sequence| lacks_at(purges, n, time(sequence));
         assert_eq!([3, 4, 5].map(|sequence| lacks(&purges, 0, sequence)), [false, false, true]);
         assert!(lacks(&purges, 10, 1));
         purges.add(purged(0..MOST_RECORDS as u128, 6), 6);
         assert_eq!([5, 6, 7].map(|sequence| lacks(&purges, 1 << 90, sequence)), [false, false, true]);
         // Of a build that wrote no times.
         assert!(!lacks_at(&purges, 1 << 90, 0) && !lacks_at(&Purges::default(), 1, 0));
+    }
+
+    #[test]
+    fn what_a_disk_hears_of_is_due_again_until_it_was_purged_again() {
+        let mut copies = blank();
+        let mut purges = Purges::read(&copies, &GEOMETRY);
+        let due = |purges: &Purges| purges.due_again().map(|namespace| namespace.0).collect::<Vec<_>>();
+        purges.add(purged(0..3, 4), 4);
+        purges.hear(&purged(1..5, 6).collect(), 9, false);
+        purges.hear(&purged(5..9, 6).collect(), 9, true);
+        assert_eq!(due(&purges), [1, 2, 3, 4]);
+        written(&mut purges, &mut copies);
+        let mut found = Purges::read(&copies, &GEOMETRY);
+        assert_eq!((due(&found), found.due, found.times().nth(1)), (vec![1, 2, 3, 4], None, purged(1..2, 6).next()));
+        found.add(purged(2..4, 10), 10);
+        assert_eq!(due(&found), [1, 4]);
+        let mut half = copies.clone();
+        written(&mut found, &mut copies);
+        assert_eq!(due(&Purges::read(&copies, &GEOMETRY)), [1, 4]);
+        // A kill after the first copy.
+        half[0] = copies[0].clone();
+        assert_eq!(due(&Purges::read(&half, &GEOMETRY)), [1, 4]);
     }
 
     #[test]

@@ -5,11 +5,10 @@
 //! block is found. No incomplete block is found. A geometry is never guessed: it comes from the superblock, or from
 //! all readable segments if they agree. Only a blank disk is formatted.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::{Error, ErrorKind, NamespaceId, Result};
+use forebay_core::{Error, ErrorKind, Result};
 
 use super::config::SsdConfig;
 use super::device::Device;
@@ -93,7 +92,6 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
     let Opening { io, mut recovery, .. } = opening;
     recovery.blocks = contents.index.len() as u64;
     recovery.took_us = begun.elapsed().as_micros() as u64;
-    let void = contents.void();
     let opened = Opened {
         engine_why,
         is_direct,
@@ -103,7 +101,6 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         io,
         index: contents.index,
         space: contents.space,
-        void,
         purges: contents.purges,
         sequences,
         written_bytes: contents.written_bytes,
@@ -129,8 +126,6 @@ struct Contents {
     index: Index,
     space: Space,
     purges: Purges,
-    /// A block was found that is void by the list of purges; a removal of it may have been found later.
-    has_void: bool,
     last_sequence: u64,
     written_bytes: u64,
     stored_bytes: u64,
@@ -331,7 +326,6 @@ impl Opening {
             space: Space::new(geometry),
             last_sequence: 0,
             purges,
-            has_void: false,
             written_bytes: 0,
             stored_bytes: 0,
             balance: None,
@@ -622,17 +616,6 @@ pub(super) fn is_whole(io: &mut Io, at: u64, length_bytes: u64, checksum: u64, d
 }
 
 impl Contents {
-    /// Namespaces of blocks that are void by the list of purges alone.
-    fn void(&self) -> BTreeSet<NamespaceId> {
-        let segments = if self.has_void { 0..self.space.geometry.segments } else { 0..0 };
-        let withdrawn = segments.flat_map(|segment| self.index.withdrawn_of_segment(segment));
-        withdrawn
-            .map(|entry| entry.record())
-            .filter(|record| self.purges.cover(record))
-            .map(|r| r.key.namespace)
-            .collect()
-    }
-
     fn note(&mut self, found: Option<Balance>) {
         let later = found.filter(|found| self.balance.is_none_or(|known| known.written_bytes <= found.written_bytes));
         self.balance = later.or(self.balance);
@@ -656,7 +639,6 @@ impl Contents {
             RecordKind::Block if is_later && self.purges.cover(record) => {
                 self.index.insert(record, segment);
                 self.index.withdraw(&record.key);
-                self.has_void = true;
             }
             RecordKind::Block if is_later => {
                 self.index.insert(record, segment);

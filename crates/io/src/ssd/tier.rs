@@ -248,7 +248,6 @@ impl Ssd {
         for (place, part) in self.parts.iter_mut().enumerate() {
             let (Some(disk), mut keys) = (part.disk_mut(), Vec::new()) else { continue };
             if disk.withdraw_void(PLACES_AT_A_TIME, &mut keys) {
-                self.void.append(&mut disk.found_void);
                 if !self.found.contains(&(place, 0)) {
                     keys.into_iter().for_each(|key| disk.tell_evicted(key));
                 }
@@ -258,8 +257,8 @@ impl Ssd {
         false
     }
 
-    /// Namespaces of which a disk had blocks that were purged while it was away. These blocks are not served any more,
-    /// but other copies of them may be elsewhere, and no removal says so on the disk: the owner has to purge them
+    /// Namespaces that were purged while a disk was away, and are due again. Blocks that the disk has of them are not
+    /// served any more, but copies may be elsewhere, and no removal says so on the disk: the owner has to purge them
     /// again.
     pub fn take_void(&mut self) -> BTreeSet<NamespaceId> {
         std::mem::take(&mut self.void)
@@ -272,10 +271,13 @@ impl Ssd {
             let known = last.entry(namespace).or_default();
             *known = time.max(*known);
         }
-        for disk in self.disks_mut() {
+        for disk in self.parts.iter_mut().filter_map(Part::disk_mut) {
             let lacking = disk.purges.lacking(&last);
             if !lacking.is_empty() {
+                // What ends the purge is noted with a later time than what the disk has heard of.
+                self.noting.retain(|namespace, _| !lacking.contains_key(namespace));
                 disk.void(lacking);
+                self.void.extend(disk.purges.due_again());
             }
         }
     }
@@ -351,7 +353,7 @@ impl Ssd {
     pub fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
         // Later than all that the disks know, also if the clock was set back.
         let last = self.disks().flat_map(|disk| disk.purges.times()).map(|(_, time)| time).max();
-        let time = unix_micros_now().max(FIRST_TIME).max(last.unwrap_or(0) + 1);
+        let time = unix_micros_now().max(FIRST_TIME).max(last.unwrap_or(0) + 2).next_multiple_of(2);
         // The same until all disks have noted it.
         let time_of = |namespace| self.noting.get(namespace).copied().unwrap_or(time);
         let times = namespaces.iter().map(|namespace| (*namespace, time_of(namespace)));
@@ -498,7 +500,7 @@ impl Ssd {
             self.inbox.waker.wake();
         }
         disk.start_at(self.now);
-        self.void.append(&mut disk.found_void);
+        self.void.extend(disk.purges.due_again());
         disk.io.engine.register(self.populated_bytes);
         self.found.push_back((place, 0));
         let part = &mut self.parts[place];

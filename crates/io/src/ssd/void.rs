@@ -2,7 +2,9 @@
 //!
 //! A purge reaches the disks that are there. Those note it in their lists, so that a disk which comes later can be
 //! told, whatever became of the pool and of the host meanwhile. All blocks of the namespace that this disk has are void
-//! from then on: noted in its own list at once, withdrawn some at a time.
+//! from then on: noted in its own list at once, withdrawn some at a time. This daemon, or one before, may have served
+//! some of them into the pool and to other disks, even if the disk has none left. So the namespace is due again until
+//! the owner has purged it from everything once more.
 
 use std::collections::BTreeMap;
 
@@ -18,26 +20,27 @@ impl Disk {
         let (disk, namespaces) = (self.name(), purges.len());
         tracing::info!(disk, namespaces, "namespaces were purged while a disk was away: its blocks of them are void");
         let end = self.log.end_of_all_records();
+        self.purges.hear(&purges, end, self.is_new());
         let void = self.void.get_or_insert_default();
         void.ends.extend(purges.keys().map(|namespace| (*namespace, end)));
         void.at = 0;
-        self.purges.add(purges.into_iter(), end);
+    }
+
+    /// It was blank when it was opened: nothing can have come from it.
+    fn is_new(&self) -> bool {
+        self.recovery.was_made
     }
 
     /// Withdraws void blocks among `places` places of the index, and appends their keys. False if there is nothing to
     /// do.
     pub(super) fn withdraw_void(&mut self, places: u32, withdrawn: &mut Vec<BlockKey>) -> bool {
-        let Some(mut void) = self.void.take() else { return false };
+        let Some(void) = self.void.take() else { return false };
         let (entries, next) = self.index.piece(void.at, places);
         let is_void = |entry: &Entry| !entry.is_withdrawn && void.has(&entry.record());
         let keys: Vec<BlockKey> = entries.filter(is_void).map(Entry::key).collect();
-        void.had.extend(keys.iter().map(|key| key.namespace));
         keys.iter().for_each(|key| self.withdraw(key));
         withdrawn.extend(keys);
-        match next {
-            Some(next) => self.void = Some(Void { at: next, ..void }),
-            None => self.found_void.append(&mut void.had),
-        }
+        self.void = next.map(|next| Void { at: next, ..void });
         true
     }
 

@@ -206,3 +206,66 @@ fn a_purge_after_the_clock_was_set_back_is_the_latest_all_the_same() {
     let mut bed = host(&[(1, &away), (2, &there)]);
     assert!(served(&mut bed, 0..40).is_empty());
 }
+
+fn due_again(bed: &mut Bed) -> Vec<u128> {
+    bed.ssd.take_void().into_iter().map(|namespace| namespace.0).collect()
+}
+
+/// It may have served some before, into the pool and to other disks.
+#[test]
+fn what_a_disk_has_missed_is_due_again_until_it_was_purged_again_even_if_the_disk_has_none_left() {
+    let [away, there] = two_disks();
+    purge(&mut host(&[(2, &there)]));
+    assert!(remove_all(&mut host(&[(1, &away)])));
+    let mut bed = host(&[(1, &away), (2, &there)]);
+    assert_eq!(due_again(&mut bed), [7]);
+    bed.settle();
+    // The daemon ends before it has purged again.
+    let mut bed = host(&[(1, &away), (2, &there)]);
+    assert_eq!(due_again(&mut bed), [7]);
+    purge(&mut bed);
+    store(&mut bed, 0..20);
+    let mut bed = host(&[(1, &away), (2, &there)]);
+    assert_eq!((due_again(&mut bed), served(&mut bed, 0..40)), (vec![], all(0..20)));
+}
+
+#[test]
+fn what_a_copy_has_missed_is_due_again_though_the_disk_takes_its_place_at_once() {
+    let [disk, _] = two_disks();
+    let copy = copy_of(&disk);
+    let mut bed = host(&[(1, &disk)]);
+    purge(&mut bed);
+    store(&mut bed, 100..110);
+    let mut bed = host(&[(1, &copy), (1, &disk)]);
+    assert_eq!((due_again(&mut bed), served(&mut bed, 0..200)), (vec![7], all(100..110)));
+}
+
+#[test]
+fn a_blank_disk_has_missed_nothing() {
+    let [_, there] = two_disks();
+    purge(&mut host(&[(2, &there)]));
+    let blank = blank(&small_config(), 8);
+    for _ in 0..2 {
+        let mut bed = host(&[(3, &blank), (2, &there)]);
+        assert_eq!(due_again(&mut bed), []);
+        bed.settle();
+    }
+}
+
+/// Without the removals, only the list of purges says that the blocks before are void.
+#[test]
+fn damage_to_the_removals_of_a_purge_makes_nothing_due_again() {
+    let [first, second] = two_disks();
+    let mut bed = host(&[(1, &first), (2, &second)]);
+    purge(&mut bed);
+    store(&mut bed, 0..20);
+    drop(bed);
+    let segment_bytes = small_config().segment_bytes.unwrap() as usize;
+    for header in (1 << 20..first.image().len()).step_by(segment_bytes) {
+        let damaged = copy_of(&first);
+        damaged.alter(header, |bytes| bytes[40] ^= 1);
+        let mut bed = host(&[(1, &damaged), (2, &second)]);
+        assert_eq!(due_again(&mut bed), [], "header at {header}");
+        assert!(served(&mut bed, 20..40).is_empty());
+    }
+}
