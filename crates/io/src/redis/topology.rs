@@ -60,7 +60,8 @@ pub(super) struct Discovery {
     role: Greeting,
     named: Option<Dialer>,
     is_wanted: bool,
-    /// Whether another server is asked than the last time.
+    /// Whether the next question goes to the next server. However often that is said between two questions, it is one
+    /// step, so that each server gets its turn.
     is_doubted: bool,
     has_found: bool,
     pub backoff: Backoff,
@@ -149,8 +150,7 @@ impl Discovery {
         if self.named.take().is_none() {
             self.dialers[self.at].failed();
         }
-        self.at = (self.at + 1) % self.dialers.len();
-        (self.is_wanted, self.is_doubted) = (true, false);
+        self.doubt();
         self.backoff.ended(now, false, random);
     }
 
@@ -281,6 +281,10 @@ fn range_of(range: &Reply, teller: &Address) -> Option<(u16, u16, Address)> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::net::TcpListener;
+
+    use super::super::config::{RedisConfig, SentinelConfig};
     use super::super::resp::reply;
     use super::*;
 
@@ -291,6 +295,34 @@ mod tests {
 
     fn tcp(host: &str, port: u16) -> Address {
         Address::Tcp { host: host.to_string(), port }
+    }
+
+    /// Asks as many servers as there are `urls`.
+    fn discovery(mode: Mode, urls: Vec<String>) -> (Discovery, Settings) {
+        let sentinel = SentinelConfig { master: "blocks".to_string(), ..SentinelConfig::default() };
+        let settings = Settings::of(&RedisConfig { mode, sentinel, ..RedisConfig::new(urls) }).unwrap();
+        (Discovery::new(&settings, Instant::now()).unwrap(), settings)
+    }
+
+    #[test]
+    fn each_server_is_asked_within_one_round_whatever_else_fails() {
+        let inbox = Arc::new(Inbox::new().unwrap());
+        for (count, doubts) in [2, 3, 4].into_iter().flat_map(|count| [0, 1, 2].map(|doubts| (count, doubts))) {
+            let servers: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+            let urls = servers.iter().map(|server| format!("redis://{}", server.local_addr().unwrap())).collect();
+            let (mut discovery, settings) = discovery(Mode::Sentinel, urls);
+            let (mut asked, mut random) = (BTreeSet::new(), 7);
+            for _ in 0..count {
+                let now = discovery.backoff.at;
+                assert!(discovery.begin(now, &settings, &inbox).unwrap());
+                asked.insert(discovery.asked());
+                // Connections to the master that is gone fail all the time.
+                (0..doubts).for_each(|_| discovery.doubt());
+                discovery.failed(now, &mut random);
+                (0..doubts).for_each(|_| discovery.doubt());
+            }
+            assert_eq!(asked.len(), count, "after {doubts} doubts each, only these were asked: {asked:?}");
+        }
     }
 
     #[test]
