@@ -20,7 +20,7 @@ use super::shared::Inbox;
 
 /// While a cluster moves slots, each redirect requests a new map; more requests than this do not help.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
-/// Limit on the servers that are asked in turn.
+/// Limit on the servers that are asked in turn: those that are configured, and those that the last map names.
 const MOST_SERVERS: usize = 64;
 /// Asks a node how its cluster is.
 pub(super) const CLUSTER_INFO: &[&[u8]] = &[b"CLUSTER", b"INFO"];
@@ -52,7 +52,9 @@ impl Found {
 }
 
 pub(super) struct Discovery {
+    /// First those that are configured.
     dialers: Vec<Dialer>,
+    configured: usize,
     at: usize,
     greeting: Greeting,
     mode: Mode,
@@ -80,6 +82,7 @@ impl Discovery {
         role.say(ROLE);
         Some(Discovery {
             dialers: settings.addresses.iter().cloned().map(Dialer::new).collect(),
+            configured: settings.addresses.len(),
             at: 0,
             greeting,
             mode: settings.config.mode,
@@ -174,8 +177,8 @@ impl Discovery {
             },
         };
         self.has_found |= found.is_some();
-        if let Some(Found::Map(map)) = &found {
-            self.learn(map);
+        if let Some(map @ Found::Map(_)) = &found {
+            self.learn(&map.addresses());
         }
         if ended.is_ok() {
             // What came meanwhile is asked again.
@@ -186,14 +189,19 @@ impl Discovery {
         (found, ended)
     }
 
-    /// Any node of a cluster may be asked, so the configured seeds may disappear.
-    fn learn(&mut self, map: &[(u16, u16, Address)]) {
-        for (_, _, address) in map {
-            let is_known = self.dialers.iter().any(|dialer| dialer.address == *address);
+    /// Any node of a cluster may be asked, so the configured seeds may disappear. An address that the map no longer
+    /// names is forgotten: it may be another cluster's by now, and those that the map names need the place.
+    fn learn(&mut self, named: &[&Address]) {
+        let teller = self.dialers[self.at].address.clone();
+        let learned = self.dialers.split_off(self.configured);
+        self.dialers.extend(learned.into_iter().filter(|dialer| named.contains(&&dialer.address)));
+        for address in named {
+            let is_known = self.dialers.iter().any(|dialer| dialer.address == **address);
             if !is_known && self.dialers.len() < MOST_SERVERS {
-                self.dialers.push(Dialer::new(address.clone()));
+                self.dialers.push(Dialer::new((*address).clone()));
             }
         }
+        self.at = self.dialers.iter().position(|dialer| dialer.address == teller).unwrap_or(0);
     }
 }
 
@@ -299,7 +307,8 @@ mod tests {
 
     /// Asks as many servers as there are `urls`.
     fn discovery(mode: Mode, urls: Vec<String>) -> (Discovery, Settings) {
-        let sentinel = SentinelConfig { master: "blocks".to_string(), ..SentinelConfig::default() };
+        let master = if mode == Mode::Sentinel { "blocks".to_string() } else { String::new() };
+        let sentinel = SentinelConfig { master, ..SentinelConfig::default() };
         let settings = Settings::of(&RedisConfig { mode, sentinel, ..RedisConfig::new(urls) }).unwrap();
         (Discovery::new(&settings, Instant::now()).unwrap(), settings)
     }
@@ -323,6 +332,21 @@ mod tests {
             }
             assert_eq!(asked.len(), count, "after {doubts} doubts each, only these were asked: {asked:?}");
         }
+    }
+
+    #[test]
+    fn nodes_that_the_last_map_names_are_asked_however_many_addresses_there_were_before() {
+        let (mut discovery, _) = discovery(Mode::Cluster, vec!["redis://10.0.0.1:1".to_string()]);
+        let stays = tcp("10.0.0.2", 1);
+        for host in 0..2 * MOST_SERVERS {
+            let moves = tcp(&format!("10.0.1.{host}"), 1);
+            discovery.learn(&[&stays, &moves]);
+            let asked: Vec<_> = discovery.dialers.iter().map(|dialer| &dialer.address).collect();
+            assert_eq!(asked, [&tcp("10.0.0.1", 1), &stays, &moves]);
+        }
+        discovery.at = 2;
+        discovery.learn(&[&stays]);
+        assert_eq!((discovery.asked(), discovery.dialers.len()), ("10.0.0.1:1".to_string(), 2));
     }
 
     #[test]
