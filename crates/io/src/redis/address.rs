@@ -19,7 +19,7 @@ pub(super) const FORMS: &str =
 /// What is printed in the place of a password.
 pub const MASK: &str = "***";
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Address {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
@@ -27,7 +27,7 @@ pub enum Address {
 
 impl Address {
     /// `host:port` as a cluster writes it: without brackets around IPv6, and perhaps without a host, which then is
-    /// the reporting server's.
+    /// the reporting server's. A server that knows no host writes `?`: it tells nothing.
     pub fn told(text: &str, teller: &Address) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
         Address::of_node(host, port.parse().ok()?, teller)
@@ -36,8 +36,8 @@ impl Address {
     /// The same for separate host and port.
     pub fn of_node(host: &str, port: u16, teller: &Address) -> Option<Address> {
         let host = match (host, teller) {
-            ("" | "?", Address::Tcp { host, .. }) => host.clone(),
-            ("" | "?", Address::Unix(_)) => return None,
+            ("", Address::Tcp { host, .. }) => host.clone(),
+            ("", Address::Unix(_)) | ("?", _) => return None,
             (host, _) => host.to_string(),
         };
         Some(Address::Tcp { host, port })
@@ -288,6 +288,7 @@ mod tests {
         assert_eq!(Address::told("10.0.0.2:7001", &teller), Some(tcp("10.0.0.2", 7001)));
         assert_eq!(Address::told("fd00::1:7001", &teller), Some(tcp("fd00::1", 7001)));
         assert_eq!(Address::told(":7002", &teller), Some(tcp("10.0.0.1", 7002)), "no host: that of who tells");
+        assert_eq!(Address::told("?:7002", &teller), None, "a host that is not known is nobody's");
         assert_eq!(Address::told("nonsense", &teller), None);
     }
 

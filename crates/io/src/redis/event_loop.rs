@@ -204,7 +204,8 @@ impl EventLoop {
             }
             discovery.iter_mut().for_each(Discovery::want);
         }
-        if refusals.iter().flatten().any(|said| said.starts_with("CLUSTERDOWN")) {
+        // A redirect is a refusal if it does not say to whom.
+        if refusals.iter().flatten().any(|said| said.starts_with("CLUSTERDOWN") || said.starts_with("MOVED")) {
             discovery.iter_mut().for_each(Discovery::doubt);
         }
         if let Some(node) = nodes.get_mut(node) {
@@ -341,8 +342,8 @@ impl EventLoop {
             self.nodes.push(Node::new(address.clone(), self.connections, has_breakers, Instant::now()));
             self.nodes.len() - 1
         });
-        self.nodes[at].is_retired = false;
-        if known.is_none() {
+        let was_retired = std::mem::take(&mut self.nodes[at].is_retired);
+        if known.is_none() || was_retired {
             self.report_servers();
         }
         u16::try_from(at).expect("a cluster has fewer nodes than slots")
@@ -350,7 +351,7 @@ impl EventLoop {
 
     fn report_servers(&self) {
         let used = self.nodes.iter().filter(|node| !node.is_retired);
-        self.outbox.done().servers = used.map(|node| node.dialer.address.to_string()).collect();
+        *self.inbox.servers() = used.map(|node| node.dialer.address.clone()).collect();
     }
 
     fn reroute(&mut self) {

@@ -68,6 +68,11 @@ impl Masters {
         let addresses = self.0.iter().flat_map(Found::addresses);
         addresses.map(|address| (address.to_string(), address)).collect()
     }
+
+    /// Adds servers that nobody was asked for.
+    pub fn add(&mut self, servers: impl IntoIterator<Item = Address>) {
+        self.0.extend(servers.into_iter().map(Found::Master));
+    }
 }
 
 /// All masters that a configured server names, of which at least one names all of them: a node of a cluster that is

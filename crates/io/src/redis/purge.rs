@@ -5,7 +5,11 @@
 //! nothing moves between nodes. So a pass counts only if the masters and their slots are the same after it, and no
 //! node was giving or taking a slot; otherwise another pass follows. With sentinels, the master must be the same. Where
 //! those who are asked name different masters, all of them are emptied.
+//!
+//! Invariant: a server that the tier uses at the end of a purge that succeeds is one of those that were emptied. The
+//! tier may use one that nobody names any more. If such a server is a replica, its blocks go with those of its master.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,7 +34,8 @@ const UNLINKS_AT_ONCE: usize = 64;
 const MOST_PASSES: u32 = 5;
 const PASS_PAUSE: Duration = Duration::from_secs(1);
 
-pub(super) fn place(settings: &Arc<Settings>) -> Place {
+/// `used` tells which servers the tier uses.
+pub(super) fn place(settings: &Arc<Settings>, used: impl Fn() -> BTreeSet<Address> + Send + 'static) -> Place {
     let settings = settings.clone();
     let servers: Vec<String> = settings.addresses.iter().map(Address::to_string).collect();
     // To find the masters takes the time to connect and one request, twice where the nodes have to be asked that the
@@ -39,39 +44,48 @@ pub(super) fn place(settings: &Arc<Settings>) -> Place {
     Place {
         name: servers.join(","),
         patience,
-        empty: Box::new(move |purging| empty(&settings, purging)),
+        empty: Box::new(move |purging| empty(&settings, &used, purging)),
         is_mount: false,
     }
 }
 
-fn empty(settings: &Settings, purging: &Purging) -> Result<()> {
+fn empty(settings: &Settings, used: &dyn Fn() -> BTreeSet<Address>, purging: &Purging) -> Result<()> {
+    let all = || {
+        let mut masters = masters(settings)?;
+        masters.add(used());
+        Ok(masters)
+    };
+    let mut last_move = String::new();
     for _ in 0..MOST_PASSES {
         let begun = Instant::now();
-        let before = masters(settings)?;
+        let before = all()?;
         purging.rest(begun)?;
-        let is_still = pass(&before, settings, purging)?;
+        let seen = pass(&before, settings, purging)?;
         let begun = Instant::now();
-        if is_still && masters(settings)? == before {
-            return Ok(());
-        }
+        last_move = match seen {
+            None if all()? == before => return Ok(()),
+            None => "the masters are not those from before".to_owned(),
+            Some(seen) => seen,
+        };
         thread::sleep(PASS_PAUSE);
         purging.rest(begun)?;
     }
     Err(Error::new(ErrorKind::Unavailable, "blocks are moving between servers, and the purge may have missed some")
         .with("passes", MOST_PASSES)
+        .source(last_move)
         .hint("purge again when the cluster has moved its slots, or the sentinels have elected a master"))
 }
 
-/// Scans all masters, even if some fail. False if something may have moved meanwhile.
-fn pass(masters: &Masters, settings: &Settings, purging: &Purging) -> Result<bool> {
-    let (mut is_still, mut failure) = (true, None);
+/// Scans all masters, even if some fail. Returns what may have moved meanwhile.
+fn pass(masters: &Masters, settings: &Settings, purging: &Purging) -> Result<Option<String>> {
+    let (mut seen, mut failure) = (None, None);
     for address in masters.addresses().into_values() {
-        match (Master { address, settings, purging, is_still: true }).empty() {
-            Ok(master_is_still) => is_still &= master_is_still,
+        match (Master { address, settings, purging, seen: None }).empty() {
+            Ok(seen_here) => seen = seen.or(seen_here),
             Err(error) => failure = failure.or(Some(error)),
         }
     }
-    failure.map_or(Ok(is_still), Err)
+    failure.map_or(Ok(seen), Err)
 }
 
 /// One of the servers.
@@ -79,11 +93,12 @@ struct Master<'a> {
     address: &'a Address,
     settings: &'a Settings,
     purging: &'a Purging,
-    is_still: bool,
+    /// What may move, as seen last.
+    seen: Option<String>,
 }
 
 impl Master<'_> {
-    fn empty(mut self) -> Result<bool> {
+    fn empty(mut self) -> Result<Option<String>> {
         let begun = Instant::now();
         let (mut client, _) = BlockingClient::connect(
             self.address,
@@ -107,7 +122,7 @@ impl Master<'_> {
             cursor = next;
         }
         self.look_for_moves(&mut client)?;
-        Ok(self.is_still)
+        Ok(self.seen)
     }
 
     /// Removes exactly those names that are blocks of the namespaces.
@@ -127,7 +142,7 @@ impl Master<'_> {
                     // Removed meanwhile, or reported twice.
                     Reply::Integer(0) => {}
                     Reply::Integer(_) => self.purging.removed(u64::from(*part == 0), 1),
-                    Reply::Error(text) if has_moved(&text) => self.is_still = false,
+                    Reply::Error(text) if has_moved(&text) => self.seen = Some(format!("{}: {text}", self.address)),
                     Reply::Error(text) => return Err(client.refused("UNLINK", &text)),
                     _ => return Err(client.refused("UNLINK", "an unexpected reply")),
                 }
@@ -148,7 +163,9 @@ impl Master<'_> {
         let Some(nodes) = reply.text() else { return Err(not_understood(client, "CLUSTER NODES", &reply)) };
         // A moving slot is written as `[slot->-node]` or `[slot-<-node]` after the others, on the node's own line
         // only.
-        self.is_still &= !nodes.lines().any(|line| line.contains("myself") && line.contains(" ["));
+        if nodes.lines().any(|line| line.contains("myself") && line.contains(" [")) {
+            self.seen = Some(format!("{}: it gives or takes a slot", self.address));
+        }
         Ok(())
     }
 }
@@ -183,7 +200,8 @@ fn not_understood(client: &BlockingClient, what: &str, reply: &Reply) -> Error {
     }
 }
 
-/// Another node has the slot by now, or will have it soon.
+/// Another node has the slot by now, or will have it soon; or the server is a replica, from which only its master
+/// removes.
 fn has_moved(text: &str) -> bool {
-    matches!(text.split(' ').next(), Some("MOVED" | "ASK" | "TRYAGAIN"))
+    matches!(text.split(' ').next(), Some("MOVED" | "ASK" | "TRYAGAIN" | "READONLY"))
 }

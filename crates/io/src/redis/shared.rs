@@ -3,6 +3,7 @@
 //! Invariant: an entry is in its queue before the reader is woken, so a reader that empties its queue after each
 //! wake-up misses nothing.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,6 +11,7 @@ use std::time::Instant;
 
 use forebay_core::tier::{Completion, OpId, Operation};
 
+use super::address::Address;
 use super::in_flight::Verb;
 use super::report::Counters;
 use crate::uring::Waker;
@@ -29,6 +31,7 @@ pub(super) struct Inbox {
     waker: Waker,
     state: AtomicU8,
     pub connections: AtomicUsize,
+    servers: Mutex<Vec<Address>>,
     pub is_closed: AtomicBool,
 }
 
@@ -45,6 +48,7 @@ impl Inbox {
             waker: Waker::new()?,
             state: AtomicU8::new(State::New as u8),
             connections: AtomicUsize::new(0),
+            servers: Mutex::default(),
             is_closed: AtomicBool::new(false),
         })
     }
@@ -56,6 +60,11 @@ impl Inbox {
 
     pub fn wake(&self) {
         self.waker.wake();
+    }
+
+    /// Those to which operations go.
+    pub fn servers(&self) -> MutexGuard<'_, Vec<Address>> {
+        lock(&self.servers)
     }
 
     pub fn waker_fd(&self) -> BorrowedFd<'_> {
@@ -95,8 +104,6 @@ pub(super) struct Done {
     pub counters: Counters,
     pub last_error: Option<(String, Instant)>,
     pub said: Vec<Said>,
-    /// Those that are in use.
-    pub servers: Vec<String>,
 }
 
 /// What a server said to an operation.
@@ -140,6 +147,11 @@ impl Outbox {
     pub fn waker_fd(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()
     }
+}
+
+/// The servers of all these event loops: each finds its own.
+pub(super) fn servers<'a>(inboxes: impl IntoIterator<Item = &'a Arc<Inbox>>) -> BTreeSet<Address> {
+    inboxes.into_iter().flat_map(|inbox| inbox.servers().clone()).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -20,7 +20,7 @@ use super::event_loop::EventLoop;
 use super::purge;
 use super::refusing::Refusing;
 use super::report::RedisReport;
-use super::shared::{Inbox, Outbox, State};
+use super::shared::{self, Inbox, Outbox, State};
 use crate::purge::Place;
 use crate::refusals::Refused;
 use crate::uring::Region;
@@ -119,7 +119,7 @@ impl Redis {
         let [loads, stores, finds] = self.counts;
         RedisReport {
             name: self.name.clone(),
-            servers: done.servers.clone(),
+            servers: self.servers(),
             health: self.health(),
             connections,
             loads,
@@ -134,7 +134,14 @@ impl Redis {
 
     /// Where its blocks are, for purges of namespaces.
     pub fn places(&self) -> Vec<Place> {
-        vec![purge::place(&self.settings)]
+        let inboxes: Vec<_> = self.event_loops.iter().map(|event_loop| event_loop.inbox.clone()).collect();
+        vec![purge::place(&self.settings, move || shared::servers(&inboxes))]
+    }
+
+    /// Those that are in use.
+    fn servers(&self) -> Vec<String> {
+        let inboxes = self.event_loops.iter().map(|event_loop| &event_loop.inbox);
+        shared::servers(inboxes).iter().map(ToString::to_string).collect()
     }
 
     /// Blocks until every accepted operation has completed; false if that takes longer than `timeout`.
@@ -253,7 +260,7 @@ impl Timed for Redis {
     /// is told.
     fn advance(&mut self, _now: Duration) {
         if !self.refusing.is_empty() {
-            self.refusing.judge(&self.outbox.done().servers, Instant::now());
+            self.refusing.judge(&self.servers(), Instant::now());
         }
     }
 }

@@ -30,6 +30,10 @@ pub(super) const ROLE: &[&[u8]] = &[b"HELLO", b"2"];
 const NO_SLOTS: &str = "it knows no node that has slots (hint: let it join the cluster, or take it out of \
                         `tier.redis.urls`)";
 
+/// Why a node is not believed that knows only where some of the others are.
+const NO_HOST: &str = "it does not know the host of each node (hint: set `cluster-announce-hostname` on all nodes, or \
+                       another `cluster-preferred-endpoint-type`)";
+
 /// A discovered topology.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Found {
@@ -265,6 +269,7 @@ pub(super) fn found(answer: &Reply, teller: &Address) -> Result<Found, String> {
         Reply::Array(items) if items.is_empty() => Err(NO_SLOTS.to_string()),
         Reply::Array(items) => match items.as_slice() {
             [host @ Reply::Text(_), port @ Reply::Text(_)] => master(host, port, teller),
+            ranges if ranges.iter().any(is_of_unknown) => return Err(NO_HOST.to_string()),
             ranges => ranges.iter().map(|range| range_of(range, teller)).collect::<Option<_>>().map(Found::Map),
         }
         .ok_or_else(|| "its answer cannot be understood".to_string()),
@@ -274,6 +279,12 @@ pub(super) fn found(answer: &Reply, teller: &Address) -> Result<Found, String> {
 
 fn master(host: &Reply, port: &Reply, teller: &Address) -> Option<Found> {
     Address::of_node(host.text()?, port.text()?.parse().ok()?, teller).map(Found::Master)
+}
+
+/// Whether the teller does not know the master's host.
+fn is_of_unknown(range: &Reply) -> bool {
+    let master = range.items().and_then(|range| range.get(2)?.items()?.first());
+    master.and_then(Reply::text) == Some("?")
 }
 
 /// First and last slot, the master, and its replicas, which are not used.
@@ -368,6 +379,9 @@ mod tests {
             "a range that ends before it begins"
         );
         assert_eq!(read(b"*0\r\n"), Err(NO_SLOTS.to_string()));
+        let of_host = |host: &str| read(format!("*1\r\n*3\r\n:0\r\n:9\r\n*2\r\n{host}\r\n:7001\r\n").as_bytes());
+        assert_eq!(of_host("$-1"), Ok(Found::Map(vec![(0, 9, tcp("10.0.0.1", 7001))])), "that of who tells");
+        assert_eq!(of_host("$1\r\n?"), Err(NO_HOST.to_string()));
     }
 
     #[test]

@@ -1,8 +1,13 @@
 //! Sentinels that know the master, before and after it has changed.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Health, Tier};
 use forebay_io::redis::{Credentials, Mode, RedisConfig, SentinelConfig};
+use rustix::process::Signal;
 
 use crate::bed::{Bed, config, loaded};
 use crate::fake::{Answer, Fake};
@@ -91,10 +96,17 @@ fn sentinels_may_have_passwords_and_users_of_their_own() {
 
 /// A sentinel that names this port's server.
 fn fake_sentinel(port: u16) -> Fake {
-    let (port, digits) = (port.to_string(), port.to_string().len());
+    fake_sentinel_of(Arc::new(AtomicU16::new(port)))
+}
+
+/// One that names the server of the port that it has then.
+fn fake_sentinel_of(port: Arc<AtomicU16>) -> Fake {
     Fake::start_tcp(move |_| {
-        let says = format!("*2\r\n$9\r\n127.0.0.1\r\n${digits}\r\n{port}\r\n");
-        Box::new(move |_, _| Answer::say(says.clone()))
+        let port = port.clone();
+        Box::new(move |_, _| {
+            let port = port.load(Ordering::Relaxed).to_string();
+            Answer::say(format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len()))
+        })
     })
 }
 
@@ -160,4 +172,30 @@ fn a_purge_empties_each_master_that_a_sentinel_names_and_fails_if_one_is_gone() 
     other.kill();
     let error = empty(&bed, &[OWN]).0.unwrap_err();
     assert!(error.to_string().contains(&other.port.unwrap().to_string()) && error.hint_text().is_some(), "{error}");
+}
+
+#[test]
+fn a_purge_empties_the_server_that_is_used_though_no_sentinel_names_it_any_more() {
+    let (former, new) = (Server::on_port(Kind::Valkey, &[]), Server::on_port(Kind::Valkey, &[]));
+    let port = |server: &Server| server.port.unwrap();
+    let named = Arc::new(AtomicU16::new(port(&former)));
+    let sentinel = fake_sentinel_of(named.clone());
+    let timeouts = Duration::from_secs(1);
+    let mut bed = Bed::ready(&RedisConfig { operation_timeout: timeouts, ..told_by(&[&sentinel]) });
+    bed.store_all([7], 4096);
+    named.store(port(&new), Ordering::Relaxed);
+    assert_eq!(emptied(&bed, &[OWN]), (1, 1));
+    assert_eq!(former.admin().must(&["DBSIZE"]), "0");
+    bed.store_all([8], 4096);
+    former.signal(Signal::STOP);
+    let error = empty(&bed, &[OWN]).0.unwrap_err();
+    assert!(error.to_string().contains(&port(&former).to_string()) && error.hint_text().is_some(), "{error}");
+    former.signal(Signal::CONT);
+    // A replica takes no removals: what it has goes with the blocks of its master.
+    new.admin().must(&["REPLICAOF", "127.0.0.1", &port(&former).to_string()]);
+    until(|| new.admin().must(&["DBSIZE"]) == "1", || "the replica does not follow".to_string());
+    new.admin().must(&["REPLICAOF", "NO", "ONE"]);
+    former.admin().must(&["REPLICAOF", "127.0.0.1", &port(&new).to_string()]);
+    assert_eq!(emptied(&bed, &[OWN]), (1, 1));
+    assert_eq!(former.admin().must(&["DBSIZE"]), "0");
 }
