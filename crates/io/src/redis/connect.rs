@@ -144,6 +144,16 @@ impl Dialer {
     }
 }
 
+/// What a connection was good for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Operations were answered.
+    Served,
+    /// It was let in, and nothing was asked of it: many servers and proxies close what is idle.
+    Idle,
+    Failed,
+}
+
 /// When to try again.
 pub(super) struct Backoff {
     pub at: Instant,
@@ -156,12 +166,13 @@ impl Backoff {
         Backoff { at: now, failures: 0 }
     }
 
-    /// `was_good`: the connection had served, so the next attempt may follow at once.
-    pub fn ended(&mut self, now: Instant, was_good: bool, random: &mut u64) {
-        self.failures = if was_good { 0 } else { self.failures + 1 };
-        self.at = match self.failures {
-            0 => now,
-            failures => now + pause(failures, random),
+    /// After a connection that had served, the next attempt may follow at once. After one that was idle there is a
+    /// short pause: its server may close each at once.
+    pub fn ended(&mut self, now: Instant, was: Use, random: &mut u64) {
+        (self.failures, self.at) = match was {
+            Use::Served => (0, now),
+            Use::Idle => (0, now + pause(1, random)),
+            Use::Failed => (self.failures + 1, now + pause(self.failures + 1, random)),
         };
     }
 }
@@ -259,9 +270,19 @@ mod tests {
     fn a_connection_that_has_served_is_replaced_at_once() {
         let (now, mut random) = (Instant::now(), 7);
         let mut backoff = Backoff::new(now);
-        backoff.ended(now, false, &mut random);
+        backoff.ended(now, Use::Failed, &mut random);
         assert!(backoff.at > now);
-        backoff.ended(now, true, &mut random);
+        backoff.ended(now, Use::Served, &mut random);
         assert_eq!((backoff.at, backoff.failures), (now, 0));
+    }
+
+    #[test]
+    fn a_connection_that_was_idle_ends_the_failures_before_it_and_is_replaced_soon() {
+        let (now, mut random) = (Instant::now(), 7);
+        let mut backoff = Backoff::new(now);
+        (0..20).for_each(|_| backoff.ended(now, Use::Failed, &mut random));
+        backoff.ended(now, Use::Idle, &mut random);
+        assert_eq!(backoff.failures, 0);
+        assert!(backoff.at > now && backoff.at <= now + FIRST_PAUSE);
     }
 }

@@ -22,6 +22,7 @@ use rustix::io::Errno;
 
 use super::address::Address;
 use super::config::{Mode, Settings};
+use super::connect::Use;
 use super::connection::{self, Connection, Context, Ended, Greeting, Loss};
 use super::in_flight::{Job, Verb, Verdict};
 use super::name::{self, SLOTS};
@@ -229,7 +230,7 @@ impl EventLoop {
             Some(why) => {
                 *place = None;
                 self.counters.failed_connects += 1;
-                self.fail_link(node, link, false, &why);
+                self.fail_link(node, link, Use::Failed, &why);
             }
             _ => {
                 self.counters.connections_made += 1;
@@ -244,12 +245,17 @@ impl EventLoop {
         let Some(mut connection) = place.links[link].connection.take() else { return };
         place.last_refusals = Default::default();
         let words = connection.last_words(&self.pool);
-        let (was_ready, has_served) = (connection.is_ready() && words.is_none(), connection.has_served);
+        let was_ready = connection.is_ready() && words.is_none();
+        let was = match was_ready && !connection.has_in_flight() && !loss.is_lost_step {
+            _ if connection.has_served => Use::Served,
+            true => Use::Idle,
+            false => Use::Failed,
+        };
         if connection.has_changes() {
             place.last_refusals[Verb::Write as usize] = Some(format!("the connection ends ({})", loss.why));
         }
         connection.end_with(loss.kind, &mut self.ended);
-        self.fail_link(node, link, has_served, &words.unwrap_or(loss.why));
+        self.fail_link(node, link, was, &words.unwrap_or(loss.why));
         self.counters.lost_steps += u64::from(loss.is_lost_step);
         match was_ready {
             true => self.counters.connections_lost += 1,
@@ -257,23 +263,23 @@ impl EventLoop {
         }
     }
 
-    fn fail_link(&mut self, node: usize, link: usize, has_served: bool, why: &str) {
+    fn fail_link(&mut self, node: usize, link: usize, was: Use, why: &str) {
         let now = Instant::now();
         let place = &mut self.nodes[node];
-        match has_served {
-            true => place.dialer.served(),
-            false => place.dialer.failed(),
+        match was {
+            Use::Served | Use::Idle => place.dialer.served(),
+            Use::Failed => place.dialer.failed(),
         }
-        if !has_served {
+        if was == Use::Failed {
             self.settings.access.tls.iter().for_each(Tls::renew_aside);
         }
-        place.links[link].backoff.ended(now, has_served, &mut self.random);
+        place.links[link].backoff.ended(now, was, &mut self.random);
         let why = format!("{}: {why}", place.dialer.address);
         tracing::debug!(tier = "redis", server = %place.dialer.address, why, "connection ended");
         self.outbox.done().last_error = Some((why, Instant::now()));
-        match (&mut self.discovery, has_served) {
-            (Some(discovery), true) => discovery.want(),
-            (Some(discovery), false) => discovery.doubt(),
+        match (&mut self.discovery, was) {
+            (Some(discovery), Use::Served | Use::Idle) => discovery.want(),
+            (Some(discovery), Use::Failed) => discovery.doubt(),
             (None, _) => {}
         }
     }
@@ -466,7 +472,7 @@ impl EventLoop {
                     }
                     Err(why) => {
                         self.counters.failed_connects += 1;
-                        self.fail_link(at, link, false, &why);
+                        self.fail_link(at, link, Use::Failed, &why);
                     }
                 }
             }
@@ -560,8 +566,8 @@ impl EventLoop {
     fn report_state(&self) {
         let ready = self.nodes.iter().map(Node::ready).sum();
         self.inbox.connections.store(ready, Ordering::Relaxed);
-        // Without a node to read from, nobody can be asked.
-        let read = || self.nodes.iter().filter(|node| !node.refuses_reads());
+        // Without a node to read from, nobody can be asked. One that is retired is not asked, though it may answer.
+        let read = || self.nodes.iter().filter(|node| !node.is_retired && !node.refuses_reads());
         let is_hopeful = match &self.discovery {
             Some(discovery) if self.nodes.is_empty() => discovery.is_hopeful(),
             _ => read().any(Node::is_hopeful),

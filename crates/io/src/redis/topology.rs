@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::address::Address;
 use super::config::{Access, Mode, Settings};
-use super::connect::{Backoff, Dialer};
+use super::connect::{Backoff, Dialer, Use};
 use super::connection::{Connection, Greeting};
 use super::name::SLOTS;
 use super::resp::Reply;
@@ -158,7 +158,7 @@ impl Discovery {
             self.dialers[self.at].failed();
         }
         self.doubt();
-        self.backoff.ended(now, false, random);
+        self.backoff.ended(now, Use::Failed, random);
     }
 
     /// Takes the answer: what is to be used, and an error if the next server is to be asked nonetheless.

@@ -513,3 +513,21 @@ fn what_waits_for_a_map_waits_no_longer_than_an_operation_may_take() {
     let mut bed = Bed::open(&RedisConfig { operation_timeout: Duration::from_millis(500), ..config });
     assert_eq!(bed.look(7, 4096), Outcome::Failed(ErrorKind::Timeout), "not unavailable, when the connection ends");
 }
+
+#[test]
+fn a_node_without_slots_that_is_still_connected_does_not_make_the_tier_healthy() {
+    let (is_down, gone) = (Arc::new(AtomicBool::new(false)), map_at("redis://127.0.0.1:1"));
+    let own = gone.clone();
+    let server = fake_node(move || own.clone(), is_down.clone(), false);
+    let (teller, _) = teller(vec![map_of(&server), map_of(&server), gone]);
+    let mut bed = Bed::ready(&RedisConfig { mode: Mode::Cluster, connections: 1, ..config(&teller.url()) });
+    bed.store_all([7], 4096);
+    is_down.store(true, Ordering::Relaxed);
+    until(
+        || {
+            bed.look(7, 4096);
+            bed.redis.health() == Health::Sick(ErrorKind::Unavailable)
+        },
+        || "the tier is called healthy, and no node with slots is there".to_string(),
+    );
+}
