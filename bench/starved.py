@@ -155,10 +155,12 @@ def measure(binary: str, way: str, ranks: int, seconds: float, *, is_vllm: bool)
         processes = stack.enter_context((engine if is_vllm else spinners)(ranks))
         if machine is not None:
             machine.adopt("engine", processes)
-        over, waits = multiprocessing.Event(), multiprocessing.Queue()
-        client = multiprocessing.Process(target=look, args=(str(sockets), over, waits))
+        # Not by a fork: this process has threads by now.
+        spawned = multiprocessing.get_context("spawn")
+        over, waits = spawned.Event(), spawned.Queue()
+        client = spawned.Process(target=look, args=(str(sockets), over, waits))
         client.start()
-        time.sleep(1)
+        time.sleep(2)
         steps, last, begun = [], waited(pid), time.monotonic()
         while time.monotonic() - begun < seconds:
             time.sleep(STEP)
