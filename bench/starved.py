@@ -104,10 +104,12 @@ def spinners(ranks: int) -> Iterator[list[int]]:
     processes = [multiprocessing.Process(target=spin, args=(over,)) for _ in range(ranks)]
     for process in processes:
         process.start()
-    yield [process.pid or 0 for process in processes]
-    over.set()
-    for process in processes:
-        process.join(60)
+    try:
+        yield [process.pid or 0 for process in processes]
+    finally:
+        over.set()
+        for process in processes:
+            process.join(60)
 
 
 @contextlib.contextmanager
@@ -128,9 +130,11 @@ def engine(ranks: int) -> Iterator[list[int]]:
 
         busy = threading.Thread(target=keep_busy)
         busy.start()
-        yield tree(engine.child.process.pid)
-        over.set()
-        busy.join(60)
+        try:
+            yield tree(engine.child.process.pid)
+        finally:
+            over.set()
+            busy.join(60)
 
 
 def tree(pid: int) -> list[int]:

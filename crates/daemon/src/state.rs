@@ -113,8 +113,8 @@ pub struct ToMove {
 pub struct Shared {
     state: Arc<Mutex<State>>,
     turns: Turns,
-    /// Told when the core has more to work off than should wait for a regular time.
-    backlog: Arc<Notify>,
+    /// Told when the core's long work is to be done: at each tick, or earlier if much waits.
+    is_due: Arc<Notify>,
 }
 
 /// The state, for one event.
@@ -127,7 +127,7 @@ pub struct Locked<'a> {
 
 impl Shared {
     pub fn new(state: State) -> Shared {
-        Shared { state: Arc::new(Mutex::new(state)), turns: Turns::default(), backlog: Arc::default() }
+        Shared { state: Arc::new(Mutex::new(state)), turns: Turns::default(), is_due: Arc::default() }
     }
 
     /// For one event; the guard is never held across an await.
@@ -142,7 +142,7 @@ impl Shared {
         let value = run(&mut state);
         state.apply();
         if state.core.has_backlog() {
-            self.backlog.notify_one();
+            self.make_work_due();
         }
         value
     }
@@ -151,9 +151,14 @@ impl Shared {
         &self.turns
     }
 
-    /// Returns when the core has more to work off than should wait for a regular time.
-    pub async fn has_backlog(&self) {
-        self.backlog.notified().await;
+    /// Has the core's long work done soon.
+    pub fn make_work_due(&self) {
+        self.is_due.notify_one();
+    }
+
+    /// Returns when it is to be done.
+    pub async fn work_is_due(&self) {
+        self.is_due.notified().await;
     }
 
     /// Does all work that the core cut up, letting other events in between the pieces.

@@ -31,6 +31,7 @@ pub async fn run(shared: Shared) -> Infallible {
         if is_step {
             turns::spawn(watch(shared.clone()));
         }
+        shared.make_work_due();
     }
 }
 

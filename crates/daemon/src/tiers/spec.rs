@@ -189,8 +189,8 @@ pub trait Driven: Timed + Send {
         Some(true)
     }
 
-    /// Namespaces of which a part had blocks that were purged while it was away. Each is told once, and has to be
-    /// purged again.
+    /// Namespaces that were purged while a part was away, whether or not it has blocks of them. Each is told once, and
+    /// has to be purged again.
     fn take_void(&mut self) -> BTreeSet<NamespaceId> {
         BTreeSet::new()
     }

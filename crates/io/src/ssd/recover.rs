@@ -635,7 +635,8 @@ impl Contents {
         let found = self.index.get(&record.key).map(|entry| entry.sequence);
         let is_later = found.is_none_or(|sequence| sequence < record.sequence);
         match record.kind {
-            // It was purged. If no removal says so, one has to: the list of purges forgets.
+            // It was purged, and no removal was found so far. It keeps an entry, so that the next purge removes it: the
+            // list of purges forgets.
             RecordKind::Block if is_later && self.purges.cover(record) => {
                 self.index.insert(record, segment);
                 self.index.withdraw(&record.key);

@@ -17,8 +17,10 @@ use super::purges::Void;
 impl Disk {
     /// These purges, each with its time, were carried out on other disks without this one.
     pub(super) fn void(&mut self, purges: BTreeMap<NamespaceId, u64>) {
-        let (disk, namespaces) = (self.name(), purges.len());
-        tracing::info!(disk, namespaces, "namespaces were purged while a disk was away: its blocks of them are void");
+        if !self.is_new() {
+            let (disk, namespaces) = (self.name(), purges.len());
+            tracing::info!(disk, namespaces, "namespaces were purged while a disk was away: they are purged again");
+        }
         let end = self.log.end_of_all_records();
         self.purges.hear(&purges, end, self.is_new());
         let void = self.void.get_or_insert_default();
