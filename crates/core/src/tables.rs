@@ -99,8 +99,8 @@ impl<E: Entry> Tables<E> {
     }
 
     /// Brings the entries of `keys` into the processor's cache, all at once instead of one after another.
-    pub fn touch_lines(&self, keys: &[Fingerprint]) {
-        black_box(keys.iter().fold(0, |sum, key| sum ^ self.at_home(*key).home()));
+    pub fn touch_lines(&self, keys: impl Iterator<Item = Fingerprint>) {
+        black_box(keys.fold(0, |sum, key| sum ^ self.at_home(key).home()));
     }
 
     pub fn heap_bytes(&self) -> usize {

@@ -45,7 +45,7 @@ impl Index {
     }
 
     /// Brings what the index knows of `keys` into the processor's cache.
-    pub fn touch_lines(&self, keys: &[Fingerprint]) {
+    pub fn touch_lines(&self, keys: impl Iterator<Item = Fingerprint>) {
         self.0.touch_lines(keys);
     }
 

@@ -149,10 +149,11 @@ impl Cache {
         self.index.candidates(keys)
     }
 
-    /// From now on lookups find the block by its key.
-    pub fn name(&mut self, slots: &Slots, block: BlockId) {
+    /// From now on lookups find the block by its key, whose fingerprint is `key`.
+    pub fn name(&mut self, slots: &Slots, key: Fingerprint, block: BlockId) {
         let record = &slots[block];
-        self.index.insert(self.key_of(record), block);
+        debug_assert_eq!(key, self.key_of(record), "another key's fingerprint");
+        self.index.insert(key, block);
         self.names.enter(record.namespace, record.group);
     }
 
@@ -327,9 +328,7 @@ impl Cache {
 
     /// Brings the data that commits of these keys will read into the processor's cache, all at once. Changes nothing.
     pub fn prepare_commits(&self, class: ClassId, namespace: NamespaceIndex, group: u16, hashes: &[BlockHash]) {
-        let key = |hash: &BlockHash| self.fingerprint(namespace, group, hash.as_bytes());
-        let keys: Vec<Fingerprint> = hashes.iter().map(key).collect();
-        self.index.touch_lines(&keys);
+        self.index.touch_lines(hashes.iter().map(|hash| self.fingerprint(namespace, group, hash.as_bytes())));
         let key = |hash: &BlockHash| policy_key(namespace, group, hash.as_bytes());
         let keys: Vec<Fingerprint> = hashes.iter().map(key).collect();
         self.policies[class.0 as usize].touch_lines(&keys);
@@ -344,8 +343,7 @@ impl Cache {
         let before = |block: &BlockId| Some(slots.nodes()[*block].prev).filter(is_there);
         let victims: Vec<BlockId> = std::iter::successors(policy.coldest(slots.nodes()), before).take(count).collect();
         slots.touch_lines(&victims);
-        let keys: Vec<Fingerprint> = victims.iter().map(|block| self.key_of(&slots[*block])).collect();
-        self.index.touch_lines(&keys);
+        self.index.touch_lines(victims.iter().map(|block| self.key_of(&slots[*block])));
         let records = victims.iter().map(|block| &slots[*block]);
         let keys: Vec<Fingerprint> =
             records.map(|record| policy_key(record.namespace, record.group, record.hash.as_bytes())).collect();

@@ -49,7 +49,7 @@ impl Core {
         if !self.slots.is_indexed(block) || !self.is_current(block) {
             return;
         }
-        let is_there = tiers & tier.bit() != 0 || self.is_on(tier, block);
+        let is_there = tiers & tier.bit() != 0 || self.tiers.has(tier, self.tier_key_of(block));
         self.tiers.backfill_mut(tier).saw(is_there);
         if is_there || state == State::Ready {
             _ = self.queue_write_back(tier, block, None);

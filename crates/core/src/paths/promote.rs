@@ -14,7 +14,7 @@ use crate::cache::Fate;
 use crate::core::Core;
 use crate::error::ErrorKind;
 use crate::journal::Effect;
-use crate::key::{BlockHash, BlockId, ClassId, Fingerprint, Generation, NamespaceIndex, TierId};
+use crate::key::{BlockHash, BlockId, ClassId, Generation, NamespaceIndex, TierId};
 use crate::miss::MissReason;
 use crate::slots::{Block, State};
 use crate::stats::Finder;
@@ -55,8 +55,7 @@ impl Core {
         hashes: impl Iterator<Item = &'a [u8]>,
     ) {
         let id = self.cache.namespace(namespace).id;
-        let keys: Vec<Fingerprint> = hashes.map(|hash| self.tiers.key(id, group, hash)).collect();
-        self.tiers.touch_lines(&keys);
+        self.tiers.touch_lines(hashes.map(|hash| self.tiers.key(id, group, hash)));
     }
 
     /// Promotes the block of a key that is not in the pool, if a tier has it; the reason why it is a miss now.
@@ -161,7 +160,7 @@ impl Core {
         let holders = if self.tiers.limits(tier).is_shared { 0 } else { TRANSFERS.bit() };
         let key = (namespace, group, hash);
         let block = self.slots.begin_promotion(class, key, (tier.0, tier.bit()), holders, &mut self.journal);
-        self.cache.name(&self.slots, block);
+        self.cache.name(&self.slots, self.cache.fingerprint(namespace, group, hash.as_bytes()), block);
         self.tiers.begin_load(tier, self.slots.slot_bytes(block));
         self.tiers.confirm(tier, block);
         let Block { slot, generation, .. } = self.slots[block];

@@ -96,7 +96,7 @@ impl Core {
         let found = Block { namespace, group, hash, slot, ..Block::new(class, generation, holders) };
         let Some(block) = self.slots.restore(found, is_block, &mut self.journal) else { return Recovery::Dropped };
         if is_block {
-            self.enter(block, None);
+            self.enter(block, self.cache.key_of(&self.slots[block]), None);
             self.journal.stats_mut().recovered += 1;
             Recovery::Block
         } else {

@@ -13,7 +13,7 @@
 
 use crate::cache::Fate;
 use crate::core::Core;
-use crate::key::{BlockHash, BlockId, ClassId, Generation, Instance, NamespaceIndex, SlotId};
+use crate::key::{BlockHash, BlockId, ClassId, Fingerprint, Generation, Instance, NamespaceIndex, SlotId};
 use crate::layout::Attention;
 use crate::slots::{Block, State};
 
@@ -100,7 +100,9 @@ impl Core {
             self.release_slot(block);
             return CommitOutcome::Incomplete;
         };
-        if let Some(stored) = self.cache.find(&self.slots, namespace, group, &hash) {
+        let key = self.cache.fingerprint(namespace, group, hash.as_bytes());
+        let is_match = |id: BlockId| self.slots[id].has_key(namespace, group, hash.as_bytes());
+        if let Some(stored) = self.cache.find_under(key, is_match) {
             self.journal.stats_mut().duplicates += 1;
             self.release_slot(block);
             self.consider_duplicate(stored, predecessor);
@@ -120,8 +122,8 @@ impl Core {
         let is_detached = predecessor.is_some() && parent.is_none() && self.needs_parent(namespace, group);
         self.slots.commit(block, namespace, group, hash, checksum, &mut self.journal);
         match is_detached {
-            true => self.enter_detached(block),
-            false => self.enter(block, parent),
+            true => self.enter_detached(block, key),
+            false => self.enter(block, key, parent),
         }
         self.cache.note(namespace, group, &hash, Fate::Stored);
         if !self.is_trial(namespace) {
@@ -143,15 +145,15 @@ impl Core {
     }
 
     /// Index, counts and policy of a block whose record is complete.
-    pub(crate) fn enter(&mut self, block: BlockId, parent: Option<BlockId>) {
-        self.cache.name(&self.slots, block);
+    pub(crate) fn enter(&mut self, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
+        self.cache.name(&self.slots, key, block);
         self.cache.admit(&mut self.slots, block, parent, &self.hints);
     }
 
     /// As `enter`, for a block whose parent is on a tier and not in the pool. Out of line, since most have theirs.
     #[cold]
-    fn enter_detached(&mut self, block: BlockId) {
-        self.cache.name(&self.slots, block);
+    fn enter_detached(&mut self, block: BlockId, key: Fingerprint) {
+        self.cache.name(&self.slots, key, block);
         self.cache.admit_detached(&mut self.slots, block, &self.hints);
     }
 

@@ -10,11 +10,11 @@
 use crate::core::Core;
 use crate::error::ErrorKind;
 use crate::journal::Effect;
-use crate::key::{BlockHash, BlockId, Generation, NamespaceIndex, TierId};
+use crate::key::{BlockHash, BlockId, Fingerprint, Generation, NamespaceIndex, TierId};
 use crate::layout::Attention;
-use crate::slots::{Block, State};
+use crate::slots::{Block, State, TOUCHED_TOGETHER};
 use crate::stats::Finder;
-use crate::tier::Outcome;
+use crate::tier::{Outcome, Position};
 use crate::tiers::{Admission, Queued};
 
 impl Core {
@@ -22,7 +22,7 @@ impl Core {
     pub(crate) fn consider_hits(&mut self, found: &[BlockId], from: usize) -> bool {
         let mut is_all = true;
         for tier in self.tiers.writable() {
-            is_all &= (from..found.len()).all(|at| self.queue_hit(tier, &found[..=at]));
+            is_all &= self.queue_hits(tier, found, from);
             self.touch_marked(tier, &found[from..]);
         }
         self.start_write_backs();
@@ -138,37 +138,57 @@ impl Core {
         }
     }
 
-    /// Queues the last of these hits, behind the one before it if that is of the same group.
-    fn queue_hit(&mut self, tier: TierId, found: &[BlockId]) -> bool {
-        let [before @ .., block] = found else { return true };
-        let Block { tiers, group, .. } = self.slots[*block];
-        if tiers & tier.bit() != 0 {
-            return true;
+    /// Queues those of the hits from `from` on that the tier lacks, each behind the one before it. All of them are of
+    /// one group. False if the queue has no room for one; no later one is queued then.
+    fn queue_hits(&mut self, tier: TierId, found: &[BlockId], from: usize) -> bool {
+        let (earlier, hits) = found.split_at(from);
+        let Some(first) = hits.first() else { return true };
+        let Block { namespace, group, .. } = self.slots[*first];
+        let id = self.cache.namespace(namespace).id;
+        let mut before = earlier.last().copied().filter(|before| self.slots[*before].group == group);
+        for batch in hits.chunks(TOUCHED_TOGETHER) {
+            let mut keys = [None; TOUCHED_TOGETHER];
+            for (key, block) in keys.iter_mut().zip(batch) {
+                let Block { tiers, hash, .. } = &self.slots[*block];
+                *key = (tiers & tier.bit() == 0).then(|| self.tiers.key(id, group, hash.as_bytes()));
+            }
+            self.tiers.touch_lines(keys.iter().copied().flatten());
+            for (key, block) in keys.iter().zip(batch) {
+                if let Some(key) = key {
+                    let parent = before.map(|before| self.tiers.position(id, &self.slots[before].hash));
+                    if !self.queue_missing(tier, *block, *key, parent) {
+                        return false;
+                    }
+                }
+                before = Some(*block);
+            }
         }
-        let predecessor = before.last().map(|before| &self.slots[*before]).filter(|before| before.group == group);
-        self.queue_write_back(tier, *block, predecessor.map(|before| before.hash))
+        true
     }
 
     /// Whether the block is on the tier, or will be. False if there is no room in the queue.
     pub(crate) fn queue_write_back(&mut self, tier: TierId, block: BlockId, predecessor: Option<BlockHash>) -> bool {
-        let Block { tiers, generation, namespace, .. } = self.slots[block];
+        let Block { tiers, namespace, .. } = self.slots[block];
         if tiers & tier.bit() != 0 {
             return true;
         }
         let id = self.cache.namespace(namespace).id;
         let parent = predecessor.map(|hash| self.tiers.position(id, &hash));
-        if self.is_on(tier, block) {
+        self.queue_missing(tier, block, self.tier_key_of(block), parent)
+    }
+
+    /// The same of a block that has this key on the tiers, and is not marked as one that this tier has.
+    fn queue_missing(&mut self, tier: TierId, block: BlockId, key: Fingerprint, parent: Option<Position>) -> bool {
+        if self.tiers.has(tier, key) {
             self.tiers.confirm(tier, block);
-        } else if !self.tiers.enqueue(tier, Queued { block, generation, parent }) {
-            return false;
+        } else {
+            let generation = self.slots[block].generation;
+            if !self.tiers.enqueue(tier, Queued { block, generation, parent }) {
+                return false;
+            }
         }
         self.slots.add_tier(block, tier.bit());
         true
-    }
-
-    /// Whether the tier is known to have the block.
-    pub(crate) fn is_on(&self, tier: TierId, block: BlockId) -> bool {
-        self.tiers.location(self.tier_key_of(block)).is_some_and(|(known, _)| known == tier)
     }
 
     /// Whether a prefix leads to the block on this tier, as far as that is known.

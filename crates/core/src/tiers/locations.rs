@@ -56,7 +56,7 @@ impl Locations {
     }
 
     /// Brings what is known of `keys` into the processor's cache.
-    pub fn touch_lines(&self, keys: &[Fingerprint]) {
+    pub fn touch_lines(&self, keys: impl Iterator<Item = Fingerprint>) {
         self.0.touch_lines(keys);
     }
 

@@ -371,13 +371,18 @@ impl Tiers {
         self.locations.get(key).or_else(|| self.presence.location(key))
     }
 
+    /// Whether the tier is known to have the block of this key.
+    pub fn has(&self, tier: TierId, key: Fingerprint) -> bool {
+        self.location(key).is_some_and(|(known, _)| known == tier)
+    }
+
     /// The position of a block in its prompt; the same for blocks of all groups that end there.
     pub fn position(&self, namespace: NamespaceId, hash: &BlockHash) -> Position {
         Position::new(self.key(namespace, 0, hash.as_bytes()).0)
     }
 
     /// Brings what is known of `keys` into the processor's cache.
-    pub fn touch_lines(&self, keys: &[Fingerprint]) {
+    pub fn touch_lines(&self, keys: impl Iterator<Item = Fingerprint>) {
         self.locations.touch_lines(keys);
     }
 
