@@ -5,9 +5,9 @@ session of its own, as a container or a service is, and so in a scheduling group
 the ranks are those of a real engine on CPU, which answers one request after another. A client looks up keys every
 millisecond. The ways to start the daemon: in a session of its own; with another nice value of the process or of its
 autogroup; by the real systemd from the unit that docs/operating.md prints, with `CPUWeight=100` (the default) and with
-that of the page; then the ranks are in a service too. A sampler of the highest priority reads every 10 ms how long the
-deciding thread has been runnable without a core. Prints a JSON object a way. Needs root, systemd, and the `cpu`
-controller of control groups, version 1 or 2.
+that of the page; then the ranks are in a service, and the client is in another. A sampler of the highest priority
+reads every 10 ms how long the deciding thread has been runnable without a core. Prints a JSON object a way. Needs
+root, systemd, and the `cpu` controller of control groups, version 1 or 2.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rig import models
 from rig.engine import Engine, EngineConfig, Request
 from rig.systemd import Systemd
 
-ENGINE_SERVICE = "[Service]\nExecStart=sleep infinity\n"
+IDLE_SERVICE = "[Service]\nExecStart=sleep infinity\n"
 STEP = 0.01
 WAYS = ("session", "nice -5", "autogroup nice -5", "systemd, CPUWeight=100", "systemd, CPUWeight=1000")
 
@@ -48,10 +48,12 @@ def spin(over: Any) -> None:
             os.sched_yield()
 
 
-def look(sockets: str, over: Any, waits: Any) -> None:
+def look(sockets: str, looks: Any, over: Any, waits: Any) -> None:
     os.setsid()
     client = forebay.Client(sockets, deadline=60.0)
     space = client.open_namespace({"model": "starved"}, {0: 4096})
+    client.lookup(space, 0, [b"k" * 32])
+    looks.set()
     taken = []
     while not over.is_set():
         begun = time.perf_counter()
@@ -93,8 +95,9 @@ def daemon_of(binary: str, way: str, root: Path) -> Iterator[tuple[int, Systemd 
         weighed, count = re.subn(r"(?m)^CPUWeight=\d+$", way.split()[-1], unit)
         assert count == 1, "the page gives the daemon a weight"
         machine.write("/etc/systemd/system/forebay.service", weighed + "\n")
-        machine.write("/etc/systemd/system/engine.service", ENGINE_SERVICE)
-        machine.ask("systemctl", "start", "forebay", "engine")
+        for name in ("engine", "client"):
+            machine.write(f"/etc/systemd/system/{name}.service", IDLE_SERVICE)
+        machine.ask("systemctl", "start", "forebay", "engine", "client")
         yield machine.pid("forebay"), machine
 
 
@@ -161,10 +164,13 @@ def measure(binary: str, way: str, ranks: int, seconds: float, *, is_vllm: bool)
             machine.adopt("engine", processes)
         # Not by a fork: this process has threads by now.
         spawned = multiprocessing.get_context("spawn")
-        over, waits = spawned.Event(), spawned.Queue()
-        client = spawned.Process(target=look, args=(str(sockets), over, waits))
+        looks, over, waits = spawned.Event(), spawned.Event(), spawned.Queue()
+        client = spawned.Process(target=look, args=(str(sockets), looks, over, waits))
         client.start()
-        time.sleep(2)
+        if machine is not None:
+            machine.adopt("client", [client.pid or 0])
+        if not looks.wait(120):
+            sys.exit("error: the client has had no answer for two minutes")
         steps, last, begun = [], waited(pid), time.monotonic()
         while time.monotonic() - begun < seconds:
             time.sleep(STEP)
@@ -200,13 +206,14 @@ def main() -> None:
     parser.add_argument("--vllm", action="store_true", help="the ranks of a real engine")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, metavar="WAY")
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
     os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     print(json.dumps({"machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.release()}"}))
     for _ in range(arguments.rounds):
         for ranks in arguments.ranks:
-            for way in WAYS:
+            for way in arguments.ways:
                 print(
                     json.dumps(measure(arguments.binary, way, ranks, arguments.seconds, is_vllm=arguments.vllm)),
                     flush=True,

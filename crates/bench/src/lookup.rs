@@ -6,7 +6,8 @@
 //! rows ask for as many keys that were never stored.
 //!
 //! Each lookup is followed by an empty call (`Ping`) on the same connection, with as many bytes each way: the baseline.
-//! What the kernel, gRPC and the machine cost is in both, so the ratio of the medians is what compares machines.
+//! What the kernel, gRPC and the machine cost is in both, so the ratios of p50 and p99 are what compares
+//! machines.
 //!
 //! The session is a trial: its blocks stay in the pool, count nowhere, and are gone before the rows are returned.
 
@@ -47,8 +48,11 @@ pub struct Row {
     pub max_us: f64,
     /// Of the empty calls between the lookups.
     pub empty_p50_us: f64,
+    pub empty_p99_us: f64,
     /// Median lookup ÷ median empty call.
     pub ratio: f64,
+    /// The same of the p99.
+    pub p99_ratio: f64,
     /// Bytes of a lookup and of its reply, and of the empty call and its reply.
     pub request_bytes: usize,
     pub reply_bytes: usize,
@@ -169,7 +173,7 @@ impl Engine {
         times.sort_unstable();
         empty_times.sort_unstable();
         let [p50_us, p99_us, max_us] = [0.5, 0.99, 1.0].map(|share| at(&times, share));
-        let empty_p50_us = at(&empty_times, 0.5);
+        let [empty_p50_us, empty_p99_us] = [0.5, 0.99].map(|share| at(&empty_times, share));
         Ok(Row {
             op,
             keys,
@@ -180,7 +184,9 @@ impl Engine {
             p99_us,
             max_us,
             empty_p50_us,
+            empty_p99_us,
             ratio: p50_us / empty_p50_us,
+            p99_ratio: p99_us / empty_p99_us,
             request_bytes,
             reply_bytes,
             errors,

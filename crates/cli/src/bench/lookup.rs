@@ -69,8 +69,19 @@ fn points(row: &Row) -> [Point; 3] {
 }
 
 fn table(rows: &[Row]) -> String {
-    let mut table =
-        Table::new(&["op", ">keys", ">lookups", ">p50 us", ">p99 us", ">max us", ">empty p50 us", ">ratio", ">errors"]);
+    let mut table = Table::new(&[
+        "op",
+        ">keys",
+        ">lookups",
+        ">p50 us",
+        ">p99 us",
+        ">max us",
+        ">empty p50 us",
+        ">empty p99 us",
+        ">p50 ratio",
+        ">p99 ratio",
+        ">errors",
+    ]);
     for row in rows {
         table.row([
             row.op.to_string(),
@@ -80,7 +91,9 @@ fn table(rows: &[Row]) -> String {
             format!("{:.0}", row.p99_us),
             format!("{:.0}", row.max_us),
             format!("{:.0}", row.empty_p50_us),
+            format!("{:.0}", row.empty_p99_us),
             format!("{:.2}", row.ratio),
+            format!("{:.2}", row.p99_ratio),
             row.errors.to_string(),
         ]);
     }
