@@ -328,7 +328,10 @@ impl Cache {
 
     /// Brings the data that commits of these keys will read into the processor's cache, all at once. Changes nothing.
     pub fn prepare_commits(&self, class: ClassId, namespace: NamespaceIndex, group: u16, hashes: &[BlockHash]) {
-        self.index.touch_lines(hashes.iter().map(|hash| self.fingerprint(namespace, group, hash.as_bytes())));
+        // Reckoned before, or fewer of the loads overlap.
+        let key = |hash: &BlockHash| self.fingerprint(namespace, group, hash.as_bytes());
+        let keys: Vec<Fingerprint> = hashes.iter().map(key).collect();
+        self.index.touch_lines(keys.into_iter());
         let key = |hash: &BlockHash| policy_key(namespace, group, hash.as_bytes());
         let keys: Vec<Fingerprint> = hashes.iter().map(key).collect();
         self.policies[class.0 as usize].touch_lines(&keys);
@@ -343,7 +346,8 @@ impl Cache {
         let before = |block: &BlockId| Some(slots.nodes()[*block].prev).filter(is_there);
         let victims: Vec<BlockId> = std::iter::successors(policy.coldest(slots.nodes()), before).take(count).collect();
         slots.touch_lines(&victims);
-        self.index.touch_lines(victims.iter().map(|block| self.key_of(&slots[*block])));
+        let keys: Vec<Fingerprint> = victims.iter().map(|block| self.key_of(&slots[*block])).collect();
+        self.index.touch_lines(keys.into_iter());
         let records = victims.iter().map(|block| &slots[*block]);
         let keys: Vec<Fingerprint> =
             records.map(|record| policy_key(record.namespace, record.group, record.hash.as_bytes())).collect();
