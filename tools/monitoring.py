@@ -79,7 +79,7 @@ ALERTS = (
         "sum by (instance, found_by) (increase(forebay_corrupt_blocks_total[1h])) > 0",
         0,
         "critical",
-        "Blocks on {{ $labels.instance }} had a wrong checksum, found by {{ $labels.found_by }}. None was served.",
+        "Blocks on {{ $labels.instance }} had a wrong checksum, found by {{ $labels.found_by }}. None was served where loads are verified.",
         "blocks-are-corrupt",
     ),
     Alert(

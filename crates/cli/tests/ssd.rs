@@ -578,7 +578,7 @@ fn two_paths_to_one_disk_and_sizes_that_no_disk_has_start_no_daemon_and_leave_no
     std::os::unix::fs::symlink(directory.path(), at("above")).unwrap();
     let by_two_paths = "two paths of `tier.ssd.disks` lead to the same disk";
     let twice = "it must name each disk once";
-    let capacity = "it must be at least 1 MiB and eight times `tier.ssd.segment_bytes`";
+    let capacity = "it must be at least 1 MiB plus eight times `tier.ssd.segment_bytes`";
     let segment = "it must be a power of two from 64 KiB to 1 GiB";
     let mut cases: Vec<(Vec<String>, &[&str], &str)> = Vec::new();
     cases.push((vec![disk.clone(), disk.clone()], &["--tier.ssd.capacity_bytes", "64MiB"], twice));

@@ -74,8 +74,10 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         purged.iter().map(|old| state.core.fenced_of(*old)).sum()
     });
     reply.purged_blocks -= reply.held_blocks.min(reply.purged_blocks);
+    let only = ids.first().filter(|_| !is_of_tenant).map(tracing::field::display);
     tracing::info!(
-        tenant = request.tenant,
+        tenant = is_of_tenant.then_some(&request.tenant),
+        namespace = only,
         namespaces = ids.len(),
         blocks = reply.purged_blocks,
         held = reply.held_blocks,

@@ -36,7 +36,7 @@ settings! {
         /// disks in runs of neighbours. A disk belongs to one daemon.
         disks: Vec<PathBuf> = Vec::new();
         /// Bytes of each disk. Required for a file, which is preallocated to this length; a device without it is used
-        /// whole. At least 1 MiB and eight times `tier.ssd.segment_bytes`, or 9 MiB if that is not set.
+        /// whole. At least 1 MiB plus eight times `tier.ssd.segment_bytes`; 9 MiB if that is not set.
         capacity_bytes: Option<Bytes> = None;
         /// Whether a missing file is created in any case. By default it is created only at the first start, when all
         /// disks are missing, and neither on the root filesystem nor below a mount point of `/etc/fstab` without its
@@ -87,7 +87,7 @@ impl TierSpec for TierSsd {
             Demand::new(
                 "tier.ssd.capacity_bytes",
                 self.capacity_bytes.is_none_or(|bytes| bytes.0 >= least_bytes),
-                "be at least 1 MiB and eight times `tier.ssd.segment_bytes`, and 9 MiB if that is not set",
+                "be at least 1 MiB plus eight times `tier.ssd.segment_bytes`; 9 MiB if that is not set",
             ),
             Demand::new(
                 "tier.ssd.disks",

@@ -500,7 +500,12 @@ impl Ssd {
             self.inbox.waker.wake();
         }
         disk.start_at(self.now);
-        self.void.extend(disk.purges.due_again());
+        let due: Vec<NamespaceId> = disk.purges.due_again().collect();
+        if !due.is_empty() {
+            let (disk, namespaces) = (&self.parts[place].name, due.len());
+            tracing::info!(disk, namespaces, "purged while the disk was away, and not purged again yet: it goes on");
+        }
+        self.void.extend(due);
         disk.io.engine.register(self.populated_bytes);
         self.found.push_back((place, 0));
         let part = &mut self.parts[place];
