@@ -2,7 +2,9 @@
 //! driving, reports, metrics and `forebay doctor` follow.
 //!
 //! A tier of another kind needs a folder in `crates/io/src` and its `mod` in `lib.rs` there, a file beside this one
-//! with its section and its `TierSpec`, and two lines in `mod.rs`: a `mod` and a line in `ALL`.
+//! with its section and its `TierSpec`, and two lines in `mod.rs`: a `mod` and a line in `ALL`. If hosts share it, it
+//! also needs its part of `store_report.rs` in `crates/io/src`. If Python programs open it without a daemon, it needs
+//! its options in `store/options.rs` of `crates/python/src`.
 
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
