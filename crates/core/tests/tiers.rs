@@ -465,6 +465,16 @@ fn a_block_whose_parent_is_not_below_is_not_written_before_it() {
     assert_eq!(write_all(&mut rig), [key(2), key(3)]);
 }
 
+/// Nobody asks so, but a client may.
+#[test]
+fn a_block_that_one_lookup_names_twice_is_written_once() {
+    let (mut rig, ns) = rig(4, Limits::default());
+    rig.store(ns, None, &[0, 1]);
+    states(&mut rig, ns, &[0, 1, 0, 1, 1]);
+    assert_eq!(stores(&mut rig).len(), 2);
+    assert_eq!(rig.core.tier_report(TIER).stats.queued, 2);
+}
+
 #[test]
 fn a_block_that_is_being_written_is_not_evicted_and_one_that_waits_may_be() {
     let (mut rig, ns) = rig(1, Limits { store_blocks: 1, ..all() });

@@ -154,9 +154,10 @@ impl Core {
             }
             self.tiers.touch_lines(keys.iter().copied().flatten());
             for (key, block) in keys.iter().zip(batch) {
-                if let Some(key) = key {
+                // A lookup may name a block twice: the first time has marked it.
+                if let Some(key) = key.filter(|_| self.slots[*block].tiers & tier.bit() == 0) {
                     let parent = before.map(|before| self.tiers.position(id, &self.slots[before].hash));
-                    if !self.queue_missing(tier, *block, *key, parent) {
+                    if !self.queue_missing(tier, *block, key, parent) {
                         return false;
                     }
                 }
