@@ -6,8 +6,7 @@
 //! rows ask for as many keys that were never stored.
 //!
 //! Each lookup is followed by an empty call (`Ping`) on the same connection, with as many bytes each way: the baseline.
-//! What the kernel, gRPC and the machine cost is in both, so the ratios of p50 and p99 are what compares
-//! machines.
+//! What the kernel, gRPC and the machine cost is in both, so only the ratios of p50 and p99 compare machines.
 //!
 //! The session is a trial: its blocks stay in the pool, count nowhere, and are gone before the rows are returned.
 

@@ -503,7 +503,7 @@ impl Ssd {
         let due: Vec<NamespaceId> = disk.purges.due_again().collect();
         if !due.is_empty() {
             let (disk, namespaces) = (&self.parts[place].name, due.len());
-            tracing::info!(disk, namespaces, "purged while the disk was away, and not purged again yet: it goes on");
+            tracing::info!(disk, namespaces, "namespaces are purged again: an earlier daemon did not end that");
         }
         self.void.extend(due);
         disk.io.engine.register(self.populated_bytes);
