@@ -1,7 +1,8 @@
 //! Asks for the masters with a blocking client, and whether each of them answers.
 //!
-//! Who is asked may be cut off from the others, or have left them, and not know it. So all that are configured are
-//! asked, and the masters are all that any of them names, if at least one of them can be believed.
+//! Who is asked may be cut off from the others, have left them, or hear late who took over, and not know it. So all
+//! that are configured are asked, and in a cluster all masters that these name. The masters are all that any of them
+//! names, if at least one of them can be believed.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -17,6 +18,9 @@ use super::name::SLOTS;
 use super::resp::{self, Reply};
 use super::topology::{CLUSTER_INFO, Found, ROLE, found, is_master, is_well, question};
 
+/// Those that are configured are asked first, then the masters that they name, and so on. One that has taken over is
+/// named by the masters that have heard of this.
+pub(super) const ROUNDS: u32 = 3;
 /// How blocks are read.
 const READS: [&str; 2] = ["EXISTS", "GET"];
 
@@ -75,16 +79,16 @@ impl Masters {
     }
 }
 
-/// All masters that a configured server names, of which at least one names all of them: a node of a cluster that is
-/// well, whose map has all slots, or a sentinel whose master is none that has become a replica. If no configured node
-/// of a cluster does, the nodes are asked that it names.
+/// All masters that a server names that is asked, of which at least one can be believed: a node of a cluster that is
+/// well, whose map has all slots, or a sentinel whose master is none that has become a replica. Takes `connect_timeout`
+/// and `operation_timeout` once, in a cluster [`ROUNDS`] times at most.
 pub(super) fn masters(settings: &Settings) -> Result<Masters> {
     let Some(question) = question(settings) else {
         return Ok(Masters(vec![Found::Master(settings.addresses[0].clone())]));
     };
     let (mut tellers, mut masters, mut failure) = (settings.addresses.clone(), Masters(Vec::new()), None);
     let (mut asked, mut is_believed) = (0, false);
-    while asked < tellers.len() && !is_believed {
+    for _ in 0..ROUNDS {
         let told = at_once(&tellers[asked..], |teller| tell(teller, &question, settings));
         asked = tellers.len();
         for told in told {

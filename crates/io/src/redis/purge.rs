@@ -20,7 +20,7 @@ use super::address::Address;
 use super::blocking::BlockingClient;
 use super::config::{Mode, Settings};
 use super::event_loop::greeting;
-use super::masters::{Masters, masters};
+use super::masters::{Masters, ROUNDS, masters};
 use super::name;
 use super::resp::{self, Reply};
 use crate::purge::{Place, Purging};
@@ -38,9 +38,8 @@ const PASS_PAUSE: Duration = Duration::from_secs(1);
 pub(super) fn place(settings: &Arc<Settings>, used: impl Fn() -> BTreeSet<Address> + Send + 'static) -> Place {
     let settings = settings.clone();
     let servers: Vec<String> = settings.addresses.iter().map(Address::to_string).collect();
-    // To find the masters takes the time to connect and one request, twice where the nodes have to be asked that the
-    // configured ones name.
-    let patience = 2 * (settings.config.connect_timeout + settings.config.operation_timeout) + PASS_PAUSE;
+    // To find the masters takes the time to connect and one request in each round.
+    let patience = ROUNDS * (settings.config.connect_timeout + settings.config.operation_timeout) + PASS_PAUSE;
     Place {
         name: servers.join(","),
         patience,

@@ -44,6 +44,9 @@ impl Transport {
         sockopt::set_tcp_nodelay(&socket, true)?;
         sockopt::set_socket_keepalive(&socket, true)?;
         sockopt::set_tcp_keepidle(&socket, KEEPALIVE)?;
+        // However the connection ends, also with this process, the kernel drops what it has not sent. Else it would go
+        // on sending stores that were given up, for minutes, and a purge would be over before they arrive.
+        sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
         if let Some(bytes) = buffer_bytes {
             sockopt::set_socket_recv_buffer_size(&socket, bytes as usize)?;
             sockopt::set_socket_send_buffer_size(&socket, bytes as usize)?;

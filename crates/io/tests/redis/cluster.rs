@@ -468,14 +468,40 @@ fn a_purge_empties_the_master_that_was_cut_off_and_the_one_that_has_its_slots() 
     assert!(error.to_string().contains("cluster_state:fail") && error.hint_text().is_some(), "{error}");
 }
 
+/// The configured node and a master that was replaced have not heard of it yet.
+#[test]
+fn a_purge_asks_the_masters_that_a_map_names_for_those_that_took_over() {
+    let is_up = Arc::<AtomicBool>::default();
+    let maps = Arc::new(Mutex::new([Vec::new(), Vec::new()]));
+    let node = |of: usize| {
+        let maps = maps.clone();
+        fake_node(move || maps.lock().unwrap()[of].clone(), is_up.clone(), false)
+    };
+    let [late, replaced, new, other] = [0, 0, 1, 1].map(node);
+    *maps.lock().unwrap() = [&replaced, &new].map(|second| map_over(&[&late, second, &other].map(Fake::url)));
+    let at = |node: &Fake| RedisConfig { mode: Mode::Cluster, ..config(&node.url()) };
+    Bed::ready(&at(&other)).store_all(0..60, 4096);
+    assert_eq!(emptied(&Bed::open(&at(&late)), &[OWN]), (60, 60));
+}
+
 /// All slots at this server.
 fn map_of(server: &Fake) -> Vec<u8> {
     map_at(&server.url())
 }
 
 fn map_at(url: &str) -> Vec<u8> {
-    let port = url.rsplit_once(':').unwrap().1;
-    format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n").into_bytes()
+    map_over(&[url.to_owned()])
+}
+
+/// All slots, in shares that differ by one at most.
+fn map_over(urls: &[String]) -> Vec<u8> {
+    let mut map = format!("*{}\r\n", urls.len());
+    for (at, url) in urls.iter().enumerate() {
+        let (first, last) = (16384 * at / urls.len(), 16384 * (at + 1) / urls.len() - 1);
+        let port = url.rsplit_once(':').unwrap().1;
+        map += &format!("*3\r\n:{first}\r\n:{last}\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n");
+    }
+    map.into_bytes()
 }
 
 #[test]

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use forebay_core::tier::Operation;
+use forebay_core::tier::{Operation, Outcome};
 use forebay_core::{BlockKey, Error, ErrorKind, NamespaceId};
 use forebay_io::purge::Purging;
 use forebay_io::redis::RedisConfig;
 use rustix::process::Signal;
 
-use crate::bed::{Bed, KIB, config, key, loaded, name_of};
+use crate::bed::{Bed, KIB, SLOT_BYTES, config, key, loaded, name_of};
 use crate::servers::{BOTH, Kind, Server};
 
 /// That of the bed's own blocks, and another one.
@@ -175,4 +175,25 @@ fn blocks_are_stored_and_loaded_while_others_are_removed() {
     });
     assert!(rounds > 0);
     assert_eq!(purging.blocks(), 5000);
+}
+
+/// A purge could be over before what the kernel still sends arrives.
+#[test]
+fn stores_that_were_given_up_are_not_sent_any_more() {
+    let server = Server::on_port(Kind::Valkey, &[]);
+    let timeout = Duration::from_millis(300);
+    let mut bed = Bed::ready(&RedisConfig { operation_timeout: timeout, ..config(&server.tcp_url()) });
+    server.signal(Signal::STOP);
+    let stores: Vec<Operation> = (0..60).map(|number| bed.store(number, number, SLOT_BYTES)).collect();
+    let outcomes = bed.run(&stores);
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Failed(_))), "{outcomes:?}");
+    assert!(bed.redis.report().counters.connections_lost > 0);
+    let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let to_server = format!("0100007F:{:04X}", server.port.unwrap());
+    // Connected, or being connected.
+    let is_in_use = |fields: &[&str]| ["01", "02"].contains(&fields[3]);
+    let closed = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let closed: Vec<_> = closed.filter(|fields| fields[2] == to_server && !is_in_use(fields)).collect();
+    assert!(closed.is_empty(), "{closed:?}");
+    server.signal(Signal::CONT);
 }
