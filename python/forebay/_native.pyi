@@ -359,7 +359,7 @@ class Client:
         and the blocks behind it in the same call are mostly orphans."""
 
     def get(self, namespace: int, group: int, hashes: Sequence[bytes]) -> list[bytes | None]:
-        """The blocks' bytes, None where not found. One round trip per 8 MiB."""
+        """The blocks' bytes, None where not found. The hashes have one length. One round trip per 8 MiB."""
 
     def get_into(
         self, namespace: int, group: int, hashes: Sequence[bytes], buffers: Sequence[WriteableBuffer | HostTensor]
@@ -378,11 +378,12 @@ class Client:
 
     def purge(
         self, *, namespace_id: str | None = None, tenant: str | None = None, wait_seconds: int = 10
-    ) -> dict[str, int]:
+    ) -> dict[str, Any]:
         """Drops the ready blocks of a namespace or a tenant ("" for blocks without a tenant). One round trip.
 
-        {purged_blocks, purged_bytes, held_blocks}: held ones can no longer be hit and are dropped when they are
-        released. Waits until this host's disks have removed the blocks: for at most `wait_seconds`, and for ten seconds
+        {purged_blocks, purged_bytes, held_blocks, namespace_ids}: held ones can no longer be hit and are dropped when
+        they are released. `namespace_ids` are the purged namespaces that the daemon knows; none for a tenant of which
+        no engine has opened a namespace since the daemon's start. Waits until this host's disks have removed the blocks: for at most `wait_seconds`, and for ten seconds
         in which they remove nothing. After that it raises, and the daemon goes on: `inspect()["tiers"]` has `purge`
         for a tier that is not done.
         """

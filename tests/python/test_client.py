@@ -245,13 +245,29 @@ def test_an_engines_log_names_the_pools_size_its_place_and_the_namespace(client:
     assert describe(Settings(socket="/nowhere"), fields) == "a pool at /nowhere"
 
 
+def test_what_a_user_may_get_wrong_is_an_error_with_a_hint(client: Client) -> None:
+    namespace = client.open_namespace({"model": "a"}, {0: BLOCK})
+    wrong: list[Callable[[], object]] = [
+        lambda: client.open_namespace({"model": "a"}, {0: 0}),
+        lambda: client.get(namespace, 0, [b"one", b"another"]),
+        lambda: client.purge(namespace_id="79e8"),
+        lambda: client.purge(namespace_id="79e"),
+    ]
+    for call in wrong:
+        with pytest.raises(ForebayError) as raised:
+            call()
+        assert raised.value.kind == "invalid" and raised.value.hint
+
+
 def test_purge_takes_a_namespace_or_a_tenant(client: Client) -> None:
     namespace = client.open_namespace({"model": "a", "tenant": "blue"}, {0: BLOCK})
     keys = [key for key, _ in blocks("a", 2)]
     client.put(namespace, 0, blocks("a", 2))
     [shown] = client.inspect()["namespaces"]
-    assert client.purge(tenant="red")["purged_blocks"] == 0
-    assert client.purge(namespace_id=shown["namespace_id"])["purged_blocks"] == 2
+    unknown = client.purge(tenant="red")
+    assert unknown["purged_blocks"] == 0 and unknown["namespace_ids"] == []
+    purged = client.purge(namespace_id=shown["namespace_id"])
+    assert purged["purged_blocks"] == 2 and purged["namespace_ids"] == [shown["namespace_id"]]
     assert client.lookup(namespace, 0, keys) == [False, False]
     client.put(namespace, 0, blocks("a", 2))
     assert client.purge(tenant="blue")["purged_blocks"] == 2

@@ -33,7 +33,9 @@ pub fn run(command: &Trace) -> Result<(), Failure> {
     let runtime = runtime()?;
     let stream = runtime.block_on(client.record())?;
     let file = File::options().write(true).create_new(true).open(&arguments.file);
-    let file = file.map_err(|error| failed(&arguments.file, error).hint("name a file that does not exist yet"))?;
+    let file = file.map_err(|error| {
+        failed(&arguments.file, error).hint("name a file that does not exist yet, in a directory that exists")
+    })?;
     let mut recorder = Recorder::new(Lines::new(file), arguments.max_bytes.0);
     let ended = runtime.block_on(async {
         let ending = Ending::listen()?;

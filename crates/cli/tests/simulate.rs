@@ -68,7 +68,13 @@ fn a_trace_that_was_cut_names_the_line_where_it_ends() {
     let plain = directory.path().join("cut.jsonl");
     std::fs::write(&plain, "{\"timestamp\": 0, \"hash_ids\": [0, 1]}\n{\"timestamp\": 1, \"hash_ids\": [0, 1, 2")
         .expect("a file");
-    for (path, what) in [(&compressed, "cannot read trace"), (&plain, "a line is cut short")] {
+    let other = directory.path().join("other.jsonl");
+    std::fs::write(&other, "hello\n").expect("a file");
+    for (path, what) in [
+        (&compressed, "cannot read trace"),
+        (&plain, "a line is cut short"),
+        (&other, "hint: name a trace of Mooncake or Qwen-Bailian"),
+    ] {
         let done = command::run(&["simulate", &path.to_string_lossy()]);
         assert_eq!(done.code, 1);
         assert!(done.err.contains(what) && done.err.contains("line=`"), "{}", done.err);

@@ -101,7 +101,7 @@ fn remove_stale(path: &Path) -> Result<()> {
     match is_held(path) {
         true => Err(Error::new(ErrorKind::Unavailable, "another daemon is listening on the socket")
             .with("path", path.display())
-            .hint("stop that daemon, or set `socket.directory` and `pool.directory` for a second one")),
+            .hint("stop that daemon, or give a second one its own `socket.directory`, `pool.directory` and `http.address`")),
         false => std::fs::remove_file(path).map_err(|error| cannot_listen(path, error)),
     }
 }
@@ -136,6 +136,7 @@ mod tests {
         let held = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let refused = remove_stale(&path).unwrap_err();
         assert!(refused.to_string().contains("another daemon is listening") && path.exists(), "{refused}");
+        assert!(refused.hint_text().is_some_and(|hint| hint.contains("`http.address`")), "{refused}");
         std::thread::scope(|scope| {
             let removed = scope.spawn(|| remove_stale(&path));
             std::thread::sleep(LAST_CLOSES_PAUSE);

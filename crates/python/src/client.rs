@@ -155,6 +155,8 @@ impl Client {
         purged.set_item("purged_blocks", reply.purged_blocks)?;
         purged.set_item("purged_bytes", reply.purged_bytes)?;
         purged.set_item("held_blocks", reply.held_blocks)?;
+        let ids: Vec<String> = reply.namespace_ids.iter().map(|id| hex(id)).collect();
+        purged.set_item("namespace_ids", ids)?;
         Ok(purged)
     }
 

@@ -92,7 +92,10 @@ pub fn hex(bytes: &[u8]) -> String {
 }
 
 pub fn from_hex(text: &str) -> Result<Vec<u8>, Raised> {
-    let no_hex = || Raised::from(Error::invalid("an id is written in pairs of hexadecimal digits").with("id", text));
+    let no_hex = || {
+        let error = Error::invalid("an id is written in pairs of hexadecimal digits").with("id", text);
+        Raised::from(error.hint("give the whole id, as `inspect` shows it: 32 digits"))
+    };
     let digits: Vec<u8> = text
         .chars()
         .map(|digit| digit.to_digit(16).map(|digit| digit as u8))

@@ -69,7 +69,8 @@ impl Hashes {
         if !self.packed.is_empty() {
             return Err(Error::invalid("the hashes of one call differ in length")
                 .with("bytes", hash.len())
-                .with("first_bytes", self.hash_bytes));
+                .with("first_bytes", self.hash_bytes)
+                .hint("hashes of one length go into one call; make a call for each length"));
         }
         self.hash_bytes = hash.len();
         Ok(())

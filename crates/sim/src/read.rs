@@ -28,6 +28,8 @@ pub const MAX_LINE_BYTES: usize = 16 << 20;
 pub const MAX_ACCESSES: usize = 256 << 20;
 
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// For whoever names another file.
+const NO_TRACE: &str = "name a trace of Mooncake or Qwen-Bailian, or one that `forebay trace record` wrote";
 
 /// Facts about a trace that its file does not contain.
 #[derive(Clone, Copy, Debug, Default)]
@@ -133,8 +135,11 @@ struct Described {
 impl Reading {
     fn line(&mut self, line: &[u8]) -> Result<()> {
         let line: Line = serde_json::from_slice(line).map_err(|error| {
-            let what = if error.is_eof() { "a line is cut short" } else { "a line is not a request" };
-            Error::invalid(what).with("column", error.column()).source(error)
+            let (what, hint) = match error.is_eof() {
+                true => ("a line is cut short", "get the whole file, or take the line out"),
+                false => ("a line is not a request", NO_TRACE),
+            };
+            Error::invalid(what).with("column", error.column()).source(error).hint(hint)
         })?;
         match line {
             Line { forebay_trace: Some(version), namespaces, .. } => self.header(version, namespaces),
@@ -142,7 +147,10 @@ impl Reading {
             Line { timestamp: Some(at), hash_ids: Some(ids), input_length, chat_id, .. } => {
                 self.published(at, input_length, &ids, chat_id.is_some())
             }
-            _ => Err(Error::invalid("a line has neither `timestamp` and `hash_ids` nor `at_us` and `keys`")),
+            _ => {
+                Err(Error::invalid("a line has neither `timestamp` and `hash_ids` nor `at_us` and `keys`")
+                    .hint(NO_TRACE))
+            }
         }
     }
 

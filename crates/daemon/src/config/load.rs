@@ -339,6 +339,13 @@ mod tests {
     }
 
     #[test]
+    fn the_usual_variable_of_a_key_with_one_of_its_own_is_pointed_to_that_one() {
+        let refused = with_file("", &[("FOREBAY_LOG_LEVEL", "debug")], &[]).unwrap_err();
+        assert_eq!(refused.to_string(), "unknown variable `FOREBAY_LOG_LEVEL`");
+        assert_eq!(refused.hint_text(), Some("did you mean `FOREBAY_LOG`?"));
+    }
+
+    #[test]
     fn a_variable_that_resembles_no_key_is_a_warning() {
         let loaded = with_file("", &[("FOREBAY_COLOUR", "blue")], &[]);
         let [warning] = &loaded.as_ref().unwrap().warnings[..] else { panic!("one warning") };

@@ -68,10 +68,12 @@ fn is_ours(name: &str) -> bool {
 /// The warning about a variable that no key resembles. Errors for the others, with the nearest.
 fn unknown_variable(name: &str) -> Result<String> {
     let known: Vec<String> = keys().into_iter().map(Key::variable).chain(RESERVED.map(str::to_string)).collect();
+    let own = keys().into_iter().find(|key| key.usual_variable() == name).map(Key::variable);
     // The prefix makes no name nearer.
-    match nearest(&name[PREFIX.len()..], known.iter().map(|known| &known[PREFIX.len()..])) {
-        Some(near) => {
-            Err(Error::invalid(format!("unknown variable `{name}`")).hint(format!("did you mean `{PREFIX}{near}`?")))
+    let near = || nearest(&name[PREFIX.len()..], known.iter().map(|known| &known[PREFIX.len()..]));
+    match own.or_else(|| Some(format!("{PREFIX}{}", near()?))) {
+        Some(meant) => {
+            Err(Error::invalid(format!("unknown variable `{name}`")).hint(format!("did you mean `{meant}`?")))
         }
         None => {
             Ok(format!("the variable `{name}` names no key, so nothing comes of it; `forebay config` lists all keys"))

@@ -24,8 +24,13 @@ impl Key {
     pub fn variable(&self) -> String {
         match self.own_variable {
             Some(variable) => variable.to_string(),
-            None => format!("FOREBAY_{}", self.name.replace('.', "_").to_ascii_uppercase()),
+            None => self.usual_variable(),
         }
+    }
+
+    /// The variable that would set a key that has none of its own.
+    pub fn usual_variable(&self) -> String {
+        format!("FOREBAY_{}", self.name.replace('.', "_").to_ascii_uppercase())
     }
 }
 

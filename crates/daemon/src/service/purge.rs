@@ -189,7 +189,9 @@ fn failed(error: &Error) -> PurgedPlace {
 fn named(state: &State, request: &PurgeRequest) -> Result<Vec<NamespaceId>> {
     if !request.namespace_id.is_empty() {
         let id: [u8; 16] = request.namespace_id.as_slice().try_into().map_err(|_| {
-            Error::invalid("a namespace id must have 16 bytes").with("bytes", request.namespace_id.len())
+            Error::invalid("a namespace id must have 16 bytes")
+                .with("bytes", request.namespace_id.len())
+                .hint("give the whole id, as `inspect` shows it: 32 hexadecimal digits")
         })?;
         return Ok(vec![NamespaceId(u128::from_be_bytes(id))]);
     }

@@ -142,6 +142,11 @@ impl Client {
         groups: impl IntoIterator<Item = GroupBytes>,
     ) -> Result<u32> {
         let namespace = Namespace { fields: fields.into_iter().collect(), groups: groups.into_iter().collect() };
+        if let Some(group) = namespace.groups.iter().find(|group| group.bytes == 0) {
+            return Err(Error::invalid("blocks of a group have no bytes")
+                .with("group", group.group)
+                .hint("give the bytes of one block for each group"));
+        }
         if let Some(group) = namespace.groups.iter().find(|group| !fits_a_message(group.bytes)) {
             return Err(Error::new(ErrorKind::Unsupported, "a block is too large for one message")
                 .with("bytes", group.bytes)
@@ -629,7 +634,7 @@ fn split<S: Source>(blocks: &[S], call_bytes: u64) -> Vec<&[S]> {
 }
 
 fn fits_a_message(block_bytes: u64) -> bool {
-    block_bytes > 0 && block_bytes + OVERHEAD_BYTES <= MAX_MESSAGE_BYTES as u64
+    block_bytes + OVERHEAD_BYTES <= MAX_MESSAGE_BYTES as u64
 }
 
 fn malformed(message: &str) -> Error {
