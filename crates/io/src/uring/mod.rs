@@ -17,6 +17,7 @@ mod engine;
 mod lock;
 mod memory;
 mod private;
+mod registration;
 mod ring;
 mod shared;
 mod simulated;

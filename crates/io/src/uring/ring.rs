@@ -1,8 +1,8 @@
 //! The engine on io_uring: one ring and one thread per disk.
 //!
 //! Requests reach the thread through a queue and an eventfd that the ring watches. The thread sleeps in the kernel
-//! until a request is done or submitted, so nothing polls. Parts of the pool are pinned as registered buffers when
-//! they are populated, if the machine allows it; spans outside of them are used unregistered.
+//! until a request is done or submitted, so nothing polls. Parts of the pool that are populated are pinned as
+//! registered buffers, if the machine allows it; spans outside of them are used unregistered.
 //!
 //! Invariant: the thread, which owns file and memory, ends only when nothing is in flight.
 
@@ -12,20 +12,20 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::engine::{Done, Engine, Request, Work};
 use super::memory::{Memory, Place, Span};
+use super::registration::Registration;
 use super::shared::{Shared, Waker};
 use crate::descriptors;
 
-/// The kernel's limit on a registered buffer.
-const PIECE_BYTES: u64 = 1 << 30;
 /// Bytes summed up before the ring is checked again: about 50 µs.
 const SUMMED_BYTES: u64 = 1 << 20;
 /// Entries for flushes and a tier's own pages, beyond the requested depth.
@@ -120,9 +120,7 @@ struct Loop {
     waiting: VecDeque<Request>,
     in_flight: Vec<Option<InFlight>>,
     free: Vec<usize>,
-    /// Number of registered pieces from the pool's start.
-    pieces: u16,
-    can_register: bool,
+    registration: Registration,
     /// Whether the kernel can write several spans of one registered piece at once (6.15).
     has_fixed_vectors: bool,
     is_wake_armed: bool,
@@ -142,8 +140,8 @@ impl Loop {
     ) -> io::Result<Loop> {
         let entries = (depth + EXTRA_ENTRIES).next_power_of_two();
         let ring = build(entries)?;
-        let pieces = memory.pool.len().div_ceil(PIECE_BYTES as usize) as u32;
-        let can_register = ring.submitter().register_buffers_sparse(pieces).is_ok();
+        let pool_bytes = memory.pool.len() as u64;
+        let is_refused = ring.submitter().register_buffers_sparse(Registration::pieces_of(pool_bytes)).is_err();
         let mut probe = Probe::new();
         let is_probed = ring.submitter().register_probe(&mut probe).is_ok();
         // One entry belongs to the eventfd.
@@ -157,8 +155,7 @@ impl Loop {
             waiting: VecDeque::new(),
             in_flight: (0..room).map(|_| None).collect(),
             free: (0..room).rev().collect(),
-            pieces: 0,
-            can_register,
+            registration: Registration::new(pool_bytes, is_refused, Instant::now()),
             has_fixed_vectors: is_probed && probe.is_supported(opcode::WritevFixed::CODE),
             is_wake_armed: false,
             is_closed: false,
@@ -193,27 +190,24 @@ impl Loop {
         self.register(populated_bytes);
     }
 
-    /// Pins the newly populated part. A refusal (`RLIMIT_MEMLOCK`) costs CPU time per transfer, nothing else.
+    /// Pins one piece of what is populated, if it is due. A refusal (`RLIMIT_MEMLOCK`) costs CPU time per transfer,
+    /// nothing else.
     fn register(&mut self, populated_bytes: u64) {
-        let pool_bytes = self.memory.pool.len() as u64;
-        while self.can_register {
-            let from = u64::from(self.pieces) * PIECE_BYTES;
-            let len = PIECE_BYTES.min(pool_bytes.saturating_sub(from));
-            if len == 0 || from + len > populated_bytes {
-                return;
+        let begun = Instant::now();
+        let Some((number, from, len)) = self.registration.due(populated_bytes, begun) else { return };
+        let before = thread_time();
+        let base = self.memory.pointer(Span::pool(from, len as u32));
+        let piece = [libc::iovec { iov_base: base.cast(), iov_len: len as usize }];
+        // SAFETY: the piece lies in the pool, which `self.memory` keeps mapped longer than the ring lives: fields are
+        // dropped in order, and the ring is the first.
+        match unsafe { self.ring.submitter().register_buffers_update(u32::from(number), &piece, None) } {
+            Ok(_) => {
+                let now = Instant::now();
+                self.registration.registered(now - begun, thread_time().saturating_sub(before), now);
             }
-            let base = self.memory.pointer(Span::pool(from, len as u32));
-            let piece = [libc::iovec { iov_base: base.cast(), iov_len: len as usize }];
-            // SAFETY: the piece lies in the pool, which `self.memory` keeps mapped longer than the ring lives: fields
-            // are dropped in order, and the ring is the first.
-            let registered =
-                unsafe { self.ring.submitter().register_buffers_update(u32::from(self.pieces), &piece, None) };
-            match registered {
-                Ok(_) => self.pieces += 1,
-                Err(error) => {
-                    tracing::warn!(%error, from, "cannot pin the pool for disk i/o");
-                    self.can_register = false;
-                }
+            Err(error) => {
+                tracing::warn!(%error, from, "cannot pin the pool for disk i/o");
+                self.registration.refused();
             }
         }
     }
@@ -286,8 +280,7 @@ impl Loop {
 
     /// The registered buffer that holds all of `span`.
     fn piece(&self, span: Span) -> Option<u16> {
-        let (first, last) = (span.offset / PIECE_BYTES, (span.offset + u64::from(span.len) - 1) / PIECE_BYTES);
-        (span.place == Place::Pool && first == last && first < u64::from(self.pieces)).then_some(first as u16)
+        self.registration.piece(span.offset, span.len).filter(|_| span.place == Place::Pool)
     }
 
     /// Submits. If `may_sleep`, sleeps until something completes.
@@ -339,6 +332,12 @@ impl Loop {
         };
         Done { tag, result, checksum }
     }
+}
+
+/// The processor time of this thread.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// A ring that works when its thread asks it to, if the kernel supports that (6.1).
