@@ -139,6 +139,48 @@ fn a_block_that_was_evicted_after_it_was_found_is_a_miss() {
 }
 
 #[test]
+fn a_block_of_a_sick_disk_comes_up_from_a_store_that_has_it_too() {
+    let (mut rig, ns) = rig();
+    (0..3).for_each(|k| rig.core.tier_found(DISK, &key(k)));
+    rig.core.set_healthy(DISK, false);
+    assert_eq!(states(&mut rig, ns, &[0, 1, 2]), [STATE_NOT_YET; 3]);
+    assert_eq!(probes(&mut rig), asked(0..3));
+    for (k, outcome) in [(0, FOUND), (1, FOUND), (2, ABSENT)] {
+        [NEAR, FAR].into_iter().for_each(|tier| answer(&mut rig, tier, k, outcome));
+    }
+    assert_eq!(states(&mut rig, ns, &[0, 1, 2]), [STATE_NOT_YET; 2]);
+    assert_eq!(rig.reason(ns, 0, 2), Some(MissReason::Failed), "only the disk has it");
+    assert_eq!(loads(&mut rig), [(NEAR, key(0)), (NEAR, key(1))]);
+    rig.core.set_healthy(DISK, true);
+    states(&mut rig, ns, &[2]);
+    assert_eq!(loads(&mut rig), [(DISK, key(2))]);
+    rig.audit();
+}
+
+#[test]
+fn a_block_that_a_disk_fails_to_load_comes_up_from_a_store_that_has_it_too() {
+    let (mut rig, ns) = rig();
+    (0..2).for_each(|k| rig.core.tier_found(DISK, &key(k)));
+    states(&mut rig, ns, &[0, 1]);
+    let load =
+        |effect| if let Effect::Promote { block, generation, .. } = effect { Some((block, generation)) } else { None };
+    let started: Vec<_> = rig.effects().into_iter().filter_map(load).collect();
+    let [(failed, of_failed), (late, of_late)] = started[..] else { panic!("{started:?}") };
+    assert!(!rig.core.promoted(failed, of_failed, Outcome::Failed(ErrorKind::Io)));
+    rig.core.give_up(late, of_late);
+    assert_eq!(states(&mut rig, ns, &[0]), [STATE_NOT_YET]);
+    assert_eq!(states(&mut rig, ns, &[1]), [STATE_NOT_YET]);
+    assert_eq!(probes(&mut rig), asked(0..2));
+    answer(&mut rig, FAR, 0, FOUND);
+    answer(&mut rig, NEAR, 0, ABSENT);
+    [NEAR, FAR].into_iter().for_each(|tier| answer(&mut rig, tier, 1, ABSENT));
+    assert_eq!(states(&mut rig, ns, &[0]), [STATE_NOT_YET]);
+    assert_eq!(rig.reason(ns, 0, 1), Some(MissReason::TooSlow), "only the disk has it");
+    assert_eq!(loads(&mut rig), [(FAR, key(0))]);
+    rig.audit();
+}
+
+#[test]
 fn an_own_disk_is_not_passed_by_for_a_store() {
     let (mut rig, ns) = rig();
     rig.core.tier_found(DISK, &key(0));

@@ -465,6 +465,23 @@ fn a_block_whose_parent_is_not_below_is_not_written_before_it() {
     assert_eq!(write_all(&mut rig), [key(2), key(3)]);
 }
 
+#[test]
+fn a_tier_whose_queue_is_full_keeps_no_hit_from_another() {
+    const SLOW: TierId = TierId(1);
+    let (mut rig, ns) = rig(4, Limits::default());
+    assert_eq!(rig.core.open_tier(Limits { queue_blocks: 2, store_blocks: 0, ..Limits::default() }), SLOW);
+    rig.store(ns, None, &[0, 1, 2, 3, 4, 5]);
+    let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
+    // As a long prompt comes, in pieces.
+    for (at, keys) in [(0, [0, 1, 2]), (3, [3, 4, 5])] {
+        assert_eq!(rig.look_on(&mut lookup, 0, at, &keys).states, [STATE_READY; 3]);
+    }
+    let lease = rig.core.finish_lookup(lookup);
+    rig.core.release(ENGINE, lease);
+    let queued = [TIER, SLOW].map(|tier| rig.core.tier_report(tier).stats.queued);
+    assert_eq!(queued, [6, 2], "and no child is queued without its parent");
+}
+
 /// Nobody asks so, but a client may.
 #[test]
 fn a_block_that_one_lookup_names_twice_is_written_once() {

@@ -39,8 +39,8 @@ pub struct Lookup {
     before: u64,
     /// The group being looked at.
     cursor: Option<Cursor>,
-    /// What it finds goes to the tiers that lack it: until one takes no more, so that none gets a child alone.
-    is_writing: bool,
+    /// Tiers, by their bits, to which nothing more that it finds goes: one that took no more gets no child alone.
+    full_tiers: u8,
     /// A promotion that it wants found no slot.
     lacks_room: bool,
     counts: Counts,
@@ -117,7 +117,7 @@ impl Core {
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
         let (found, runs, fresh, counts) = (Vec::new(), Vec::new(), Vec::new(), Counts::default());
         let (lease, leased, before, cursor) = (None, 0, 0, None);
-        let (is_writing, lacks_room) = (true, false);
+        let (full_tiers, lacks_room) = (0, false);
         Lookup {
             instance,
             namespace,
@@ -128,7 +128,7 @@ impl Core {
             leased,
             before,
             cursor,
-            is_writing,
+            full_tiers,
             lacks_room,
             counts,
         }
@@ -177,7 +177,7 @@ impl Core {
         lookup.cursor = Some(Cursor { position: end, ..cursor });
         lookup.lacks_room |= allowance.lacks_room;
         if self.uses_tiers(lookup.namespace) {
-            lookup.is_writing = lookup.is_writing && self.consider_hits(&lookup.found, found);
+            lookup.full_tiers = self.consider_hits(&lookup.found, found, lookup.full_tiers);
         }
         let hits = (lookup.found.len() - found) as u64;
         lookup.counts.hits += hits;

@@ -125,7 +125,13 @@ impl Core {
         let (id, class) = (known.id, known.class(group));
         let Some(class) = class.filter(|_| !self.is_purging_tiers(id)) else { return Prefetch::Nowhere };
         let key = self.tiers.key(id, group, hash.as_bytes());
-        let Some((tier, health)) = self.tiers.location(key) else { return self.probe_next(wanted) };
+        let Some((tier, health)) = self.tiers.source(key) else {
+            return match self.probe_next(wanted) {
+                // The tier that has it may become well.
+                Prefetch::Nowhere if self.tiers.location(key).is_some() => Prefetch::Blocked,
+                probed => probed,
+            };
+        };
         let bytes = self.slots.space().class_info(class).slot_bytes;
         let is_busy = self.tiers.is_busy(tier);
         if health != LoadHealth::Good || !self.tiers.is_open(tier) || is_busy {
@@ -176,7 +182,7 @@ impl Core {
             left.keys -= 1;
             let HintedKey { namespace, group, hash } = wanted;
             let key = self.tiers.key(self.cache.namespace(namespace).id, group, hash.as_bytes());
-            if self.cache.find(&self.slots, namespace, group, &hash).is_none() && self.tiers.location(key).is_none() {
+            if self.cache.find(&self.slots, namespace, group, &hash).is_none() && self.tiers.source(key).is_none() {
                 self.probe_next(&wanted);
             }
         }

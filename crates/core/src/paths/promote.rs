@@ -14,7 +14,7 @@ use crate::cache::Fate;
 use crate::core::Core;
 use crate::error::ErrorKind;
 use crate::journal::Effect;
-use crate::key::{BlockHash, BlockId, ClassId, Generation, NamespaceIndex, TierId};
+use crate::key::{BlockHash, BlockId, ClassId, Fingerprint, Generation, NamespaceId, NamespaceIndex, TierId};
 use crate::miss::MissReason;
 use crate::slots::{Block, State};
 use crate::stats::Finder;
@@ -70,13 +70,15 @@ impl Core {
     ) -> Option<MissReason> {
         let id = self.cache.namespace(namespace).id;
         let key = self.tiers.key(id, group, hash);
-        let Some((tier, health)) = self.tiers.location(key) else {
-            return self.probe(namespace, group, hash, &mut allowance.probes);
+        let Some((tier, health)) = self.tiers.source(key) else {
+            let asked = self.probe(namespace, group, hash, &mut allowance.probes);
+            return asked.or_else(|| self.why_not_loaded(id, key));
         };
         let class = self.cache.namespace(namespace).class(group)?;
         let slot_bytes = self.slots.space().class_info(class).slot_bytes;
         match health {
             _ if self.is_purging_tiers(id) => return None,
+            // A shared one, which has said that it has the block.
             _ if !self.tiers.is_open(tier) => return Some(MissReason::Failed),
             LoadHealth::Late => return Some(MissReason::TooSlow),
             LoadHealth::Failed => return Some(MissReason::Failed),
@@ -105,6 +107,13 @@ impl Core {
         }
         self.start_promotion(tier, class, namespace, group, hash);
         Some(MissReason::PromotionUnfinished)
+    }
+
+    /// Why a tier that has the block of this key, if one does, is not asked for it now.
+    fn why_not_loaded(&self, namespace: NamespaceId, key: Fingerprint) -> Option<MissReason> {
+        let (tier, health) = self.tiers.location(key).filter(|_| !self.is_purging_tiers(namespace))?;
+        let is_late = self.tiers.is_open(tier) && health == LoadHealth::Late;
+        Some(if is_late { MissReason::TooSlow } else { MissReason::Failed })
     }
 
     /// A load has ended. True if the block is whole: then it is ready.

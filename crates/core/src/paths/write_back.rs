@@ -18,15 +18,17 @@ use crate::tier::{Outcome, Position};
 use crate::tiers::{Admission, Queued};
 
 impl Core {
-    /// The blocks from `from` on were hit, in prefix order. False if a queue took not all of them.
-    pub(crate) fn consider_hits(&mut self, found: &[BlockId], from: usize) -> bool {
-        let mut is_all = true;
+    /// The blocks from `from` on were hit, in prefix order. `full` are the bits of tiers whose queues took not all of
+    /// the earlier ones; returns those that took not all of these either.
+    pub(crate) fn consider_hits(&mut self, found: &[BlockId], from: usize, mut full: u8) -> u8 {
         for tier in self.tiers.writable() {
-            is_all &= self.queue_hits(tier, found, from);
+            if full & tier.bit() == 0 && !self.queue_hits(tier, found, from) {
+                full |= tier.bit();
+            }
             self.touch_marked(tier, &found[from..]);
         }
         self.start_write_backs();
-        is_all
+        full
     }
 
     /// Whether a block of a key about to be committed came before; only asked where it matters.

@@ -371,6 +371,13 @@ impl Tiers {
         self.locations.get(key).or_else(|| self.presence.location(key))
     }
 
+    /// The tier to load from: that of this host if it has the block and loads it well, or else a shared one that has
+    /// said that it has it.
+    pub fn source(&self, key: Fingerprint) -> Option<(TierId, LoadHealth)> {
+        let own = self.locations.get(key).filter(|(tier, health)| self.is_open(*tier) && *health == LoadHealth::Good);
+        own.or_else(|| self.presence.location(key))
+    }
+
     /// Whether the tier is known to have the block of this key.
     pub fn has(&self, tier: TierId, key: Fingerprint) -> bool {
         self.location(key).is_some_and(|(known, _)| known == tier)
@@ -405,8 +412,10 @@ impl Tiers {
     /// A load of this key went wrong: until [`Tiers::expire_skips`] it is a miss.
     pub fn skip(&mut self, key: Fingerprint, tier: TierId, health: LoadHealth) {
         if self.skipped.len() < MAX_SKIPPED {
-            self.locations.set_health(key, health);
-            self.presence.set_health(key, health);
+            match self.locations.get(key) {
+                Some((known, _)) if known == tier => self.locations.set_health(key, health),
+                _ => self.presence.set_health(key, health),
+            }
             self.skipped.push(key);
         } else {
             self.forget_location(key, tier);

@@ -44,6 +44,8 @@ pub async fn put(shared: &Shared, place: &Place, request: PutRequest) -> Result<
 /// While it waits for a tier, a call holds neither a thread nor room, which the user's other calls need: it holds its
 /// keys, and counts towards `limits.waiting_gets_per_user`. A call that no tier keeps waiting does not.
 pub async fn get(shared: &Shared, place: &Arc<Place>, request: GetRequest) -> Result<(GetReply, Room)> {
+    // What is brought up evicts: blocks whose use was noted last would go first.
+    shared.work_off().await;
     let mut getting = Getting::begin(shared, place.uid(), request)?;
     getting.settle(shared, Some(place), getting.count()).await?;
     let room = place.room(place.limits().message_bytes).await?;

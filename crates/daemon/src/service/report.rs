@@ -17,14 +17,12 @@ use crate::health::Health;
 use crate::instances::Member;
 use crate::state::{Shared, State};
 use crate::tiers::PurgeReport;
-use crate::turns::one_at_a_time;
+use crate::turns::{QueueTime, one_at_a_time};
 
 pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply> {
     let users = clients.reports().into_iter().map(user).collect();
     let pages = pages(shared).await?;
-    let queue_time = shared.turns().queue_time();
-    // Some small files of the kernel. Unreadable, there is no limit to tell of.
-    let core_quota = core_quota().ok().flatten().unwrap_or(0.0);
+    let (queue_time, core_quota) = cores(shared).await;
     Ok(shared.event(|state| {
         let held = state.core.held();
         InspectReply {
@@ -54,6 +52,15 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
             nodes: pages.nodes.iter().map(|&(node, bytes)| NodeBytes { node, bytes }).collect(),
         }
     }))
+}
+
+/// How long the deciding thread waited for a core, and how many cores the daemon may use; 0 for no limit. Both stand in
+/// files of the kernel, one of which lists all mounts: they are not read on the deciding thread.
+async fn cores(shared: &Shared) -> (QueueTime, f64) {
+    static READ: Semaphore = Semaphore::const_new(1);
+    let turns = shared.turns().clone();
+    // If the files cannot be read, there is no limit to tell of.
+    one_at_a_time(&READ, move || (turns.queue_time(), core_quota().ok().flatten().unwrap_or(0.0))).await
 }
 
 /// Of the pool. A walk over page tables goes on when its caller has gone, so there is one at a time; the next finds its
