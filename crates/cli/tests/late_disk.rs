@@ -418,6 +418,8 @@ fn a_purge_that_waited_for_a_disk_reaches_it_after_a_restart_of_the_host() {
         wait_until("what was purged is void", || rig.tier().disks.iter().map(|disk| disk.blocks).sum::<u64>() == 100);
         assert_eq!(rig.misses(0..200).len(), 200, "{order}");
         is_served(&rig.client, &rig.worker, other, 500..600);
+        // What is stored before the end of the purge goes to no disk.
+        rig.waits_for_purges();
         rig.store(0..50);
         rig.loses_pool(&place);
         let rig = Rig::serving(&place, &disks, &[]);
@@ -458,6 +460,115 @@ fn what_a_disk_served_before_the_other_told_it_of_a_purge_is_purged_everywhere()
         fs::rename(&second, &away).expect("ours");
         let rig = Rig::serving(&place, &disks, &NO_NEW_DISK);
         assert_eq!(rig.misses(0..200).len(), 200);
+        rig.ends_in_time();
+    }
+}
+
+/// One disk has its place taken during a purge, and comes back when all disks that heard of it are gone: before the
+/// daemon starts, or later.
+#[test]
+fn a_pool_that_was_kept_tells_a_disk_of_a_purge_that_no_other_disk_knows_of() {
+    for is_late in [false, true] {
+        let (place, home) = (Place::new(), home());
+        let [first, second, away] = ["first", "second", "away"].map(|name| home.path().join(name));
+        let disks: [&Path; 2] = [&first, &second];
+        let replace = |disk: &Path, away: &Path| {
+            fs::rename(disk, away).and_then(|()| File::create(disk)).expect("ours");
+        };
+        let rig = Rig::serving(&place, &disks, &[]);
+        rig.store(0..200);
+        let on_first = rig.blocks_on(0);
+        assert!((50..150).contains(&on_first), "{on_first}");
+        rig.ends_in_time();
+        replace(&first, &away);
+        let rig = Rig::serving(&place, &disks, &NO_NEW_DISK);
+        rig.purges();
+        rig.ends_in_time();
+
+        replace(&second, &first);
+        let comes = || fs::rename(&away, &first).expect("ours");
+        let rig = if is_late {
+            fs::remove_file(&first).expect("ours");
+            let rig = Rig::serving(&place, &disks, &NO_NEW_DISK);
+            comes();
+            rig
+        } else {
+            comes();
+            Rig::serving(&place, &disks, &NO_NEW_DISK)
+        };
+        rig.is_taken(0);
+        assert_eq!(rig.misses(0..200).len(), 200, "the blocks of the disk that came back are purged");
+        rig.waits_for_purges();
+        assert_eq!(rig.tier().blocks, 0);
+        // It is over once and for all, for that disk and for the blank one.
+        rig.store(300..400);
+        let on_each = [0, 1].map(|disk| rig.blocks_on(disk));
+        assert!(on_each.iter().all(|blocks| (25..75).contains(blocks)), "{on_each:?}");
+        rig.dies();
+        let rig = Rig::serving(&place, &disks, &[]);
+        rig.is_served(300..400);
+        assert_eq!([0, 1].map(|disk| rig.blocks_on(disk)), on_each);
+        rig.loses_pool(&place);
+        let rig = Rig::serving(&place, &disks, &[]);
+        rig.is_served(300..400);
+        assert_eq!(rig.misses(0..200).len(), 200);
+        rig.ends_in_time();
+    }
+}
+
+/// The first disk has not heard of the purge, fills the pool, and is gone when the second one comes.
+#[test]
+fn what_a_disk_brought_into_the_pool_goes_when_another_comes_that_knows_of_the_purge() {
+    let (place, home) = (Place::new(), home());
+    let [first, second, away, gone] = ["first", "second", "away", "gone"].map(|name| home.path().join(name));
+    let disks: [&Path; 2] = [&first, &second];
+    Rig::serving(&place, &disks, &[]).purges_without_the_first(&place, &disks, &away);
+    fs::rename(&away, &first).and_then(|()| fs::rename(&second, &away)).expect("ours");
+    let rig = Rig::serving(&place, &disks, &NO_NEW_DISK);
+    assert!(rig.misses(0..200).len() < 150, "nobody knows of the purge");
+    rig.ends_in_time();
+    fs::rename(&first, &gone).and_then(|()| File::create(&first)).expect("ours");
+    fs::rename(&away, &second).expect("ours");
+    let rig = Rig::serving(&place, &disks, &NO_NEW_DISK);
+    wait_until("the purge was carried out again", || rig.misses(0..200).len() == 200);
+    rig.waits_for_purges();
+    // And only once.
+    rig.store(300..400);
+    rig.ends_in_time();
+    let rig = Rig::serving(&place, &disks, &NO_NEW_DISK);
+    rig.is_served(300..400);
+    assert_eq!(rig.daemon.says("the pool has not heard of it", 1), 1, "of all daemons");
+    rig.ends_in_time();
+}
+
+/// The pool is that in which the namespace was opened, or a new one.
+#[test]
+fn a_purge_of_a_host_without_disks_reaches_a_disk_that_is_configured_again() {
+    for is_known in [true, false] {
+        let (place, home) = (Place::new(), home());
+        let disk = home.path().join("disk");
+        let rig = Rig::serving(&place, &[&disk], &[]);
+        rig.store(0..50);
+        let namespace = rig.client.inspect().namespaces[0].namespace_id.clone();
+        match is_known {
+            true => rig.ends_in_time(),
+            false => rig.loses_pool(&place),
+        }
+        let daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB"]);
+        let (client, worker) = engine(&place, "a", BYTES);
+        let request = PurgeRequest { namespace_id: namespace, ..PurgeRequest::default() };
+        let reply = call!(client, purge, request).expect("a purge");
+        assert_eq!(reply.purged_blocks, if is_known { 50 } else { 0 });
+        drop((client, worker));
+        ends_in_time(daemon);
+        let rig = Rig::serving(&place, &[&disk], &[]);
+        assert_eq!(rig.misses(0..50).len(), 50, "the pool tells the disk");
+        rig.waits_for_purges();
+        rig.store(100..150);
+        rig.dies();
+        let rig = Rig::serving(&place, &[&disk], &[]);
+        rig.is_served(100..150);
+        assert_eq!(rig.blocks_on(0), 50);
         rig.ends_in_time();
     }
 }

@@ -16,7 +16,8 @@ use crate::state::State;
 
 /// Learns of the purges that an earlier daemon did not end, also if the pool was replaced: the disks keep their blocks.
 pub fn restore_purges(state: &mut State) -> Result<()> {
-    state.purges.restore(&state.table.pool().purges()?);
+    let pool = state.table.pool();
+    state.purges.restore(&pool.purges()?, &pool.ended_purges()?);
     let under_way = state.purges.under_way();
     if !under_way.is_empty() {
         tracing::info!(namespaces = under_way.len(), "going on with purges of an earlier daemon");
@@ -27,8 +28,9 @@ pub fn restore_purges(state: &mut State) -> Result<()> {
 
 /// The pool has no block of these any more.
 pub fn end_purges_of_pool(state: &mut State) {
+    let has_disks = state.tiers.has_own_disks();
     for (namespace, _) in state.purges.under_way() {
-        state.purges.off_pool(state.table.pool(), namespace);
+        state.purges.off_pool(state.table.pool(), namespace, has_disks);
     }
 }
 

@@ -292,7 +292,8 @@ impl State {
                 }
                 Effect::PurgeTiers { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
                 Effect::PoolPurged { namespace } => {
-                    self.purges.off_pool(pool, self.core.namespace_id(namespace));
+                    let namespace = self.core.namespace_id(namespace);
+                    self.purges.off_pool(pool, namespace, self.tiers.has_own_disks());
                 }
                 Effect::Move { from, slot, generation, to, to_slot } => {
                     let entry = pool.entry(slot, generation);
@@ -309,7 +310,7 @@ impl State {
             }
         }
         for namespace in self.tiers.take_purged() {
-            self.purges.off_disks(pool, namespace);
+            self.purges.off_disks(pool, namespace, self.tiers.purge_time(namespace));
         }
         self.tiers.submit(&mut self.core);
         let ends = self.core.ends();
@@ -327,6 +328,9 @@ impl State {
         let Some((gone, old, new)) = self.core.purge(namespace) else {
             // Nobody has opened it since the pool was made. Its blocks may be on the disks all the same.
             self.purge_disks(namespace);
+            if !self.tiers.has_own_disks() {
+                self.purges.end_without_disks(self.table.pool(), namespace)?;
+            }
             return Ok(None);
         };
         self.instances.rename(old, new);
@@ -337,6 +341,9 @@ impl State {
     /// before, may have served some of it from that disk, into the pool and to other disks. A purge that is under way
     /// does that anyway. True if any began.
     pub fn purge_void(&mut self, tier: TierId) -> bool {
+        if let Some(heard) = self.tiers.take_heard(tier) {
+            self.purges.hear(self.table.pool(), heard);
+        }
         self.void.append(&mut self.tiers.take_void(tier));
         let mut has_begun = false;
         for _ in 0..State::VOID_AT_A_TIME {

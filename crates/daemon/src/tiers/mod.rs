@@ -22,7 +22,7 @@ pub mod spec;
 mod ssd;
 mod submissions;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use forebay_core::tiers::{Probe, TierId};
@@ -155,6 +155,16 @@ impl Tiers {
     /// See [`spec::Driven::take_void`].
     pub fn take_void(&mut self, tier: TierId) -> BTreeSet<NamespaceId> {
         self.of(tier).driven().map(|tier| tier.take_void()).unwrap_or_default()
+    }
+
+    /// See [`spec::Driven::take_heard`].
+    pub fn take_heard(&mut self, tier: TierId) -> Option<BTreeMap<NamespaceId, u64>> {
+        self.of(tier).driven().and_then(|tier| tier.take_heard())
+    }
+
+    /// See [`spec::Driven::purge_time`].
+    pub fn purge_time(&mut self, namespace: NamespaceId) -> Option<u64> {
+        self.drivers.iter_mut().find_map(|driver| driver.driven()?.purge_time(namespace))
     }
 
     /// Whether a purge of the namespace is under way.

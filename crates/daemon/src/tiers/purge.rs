@@ -235,7 +235,8 @@ impl Purges {
     }
 
     /// A purge that has waited for a disk ends with the disk that comes. Nobody knows whether it is the one that was
-    /// missing. If another disk has noted the purge, the missing one hears of it whenever it comes.
+    /// missing. If another disk has noted the purge, the missing one hears of it whenever it comes. If not, the pool
+    /// alone tells it, until the host restarts.
     fn look_at_disks(&mut self, tier: &dyn Driven) {
         let missing = tier.missing_parts();
         if self.looked_at == Some(missing) {
@@ -250,9 +251,13 @@ impl Purges {
             } else if self.awaited.remove(&disk.name) && !are_others_there {
                 let hint = match disk.recovery.was_made {
                     true => {
-                        "it is a new disk: if the old one returns, purge again, since that one has the blocks still"
+                        "it is a new disk: if the old one returns after a restart of the host, purge again, since that \
+                         one has the blocks still"
                     }
-                    false => "if the disk that was missing has another id, purge again when it returns",
+                    false => {
+                        "if the disk that was missing has another id, and returns after a restart of the host, purge \
+                         again"
+                    }
                 };
                 let (disk, id) = (disk.name, format!("{:032x}", disk.geometry.id));
                 tracing::warn!(disk, id, hint, "purges have waited for a disk, and end with the one that came");

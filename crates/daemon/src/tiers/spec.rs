@@ -6,7 +6,7 @@
 //! also needs its part of `store_report.rs` in `crates/io/src`. If Python programs open it without a daemon, it needs
 //! its options in `store/options.rs` of `crates/python/src`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -195,6 +195,17 @@ pub trait Driven: Timed + Send {
     /// has to be purged again.
     fn take_void(&mut self) -> BTreeSet<NamespaceId> {
         BTreeSet::new()
+    }
+
+    /// Purges that the tier knows of, and a pool that has met no disk does not, and when each has ended. They are to be
+    /// written down, and that the pool has met disks. None if nothing has changed.
+    fn take_heard(&mut self) -> Option<BTreeMap<NamespaceId, u64>> {
+        None
+    }
+
+    /// When the last purge of the namespace that has ended did so, if the tier remembers purges.
+    fn purge_time(&self, _namespace: NamespaceId) -> Option<u64> {
+        None
     }
 
     /// The share of the tier that [`Driven::blocks_of`] has gone through when it goes on at `at`.

@@ -3,7 +3,7 @@
 mod arrival;
 mod novelty;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -16,8 +16,8 @@ use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, NamespaceId, Result};
 use forebay_io::Demand;
 use forebay_io::header::Sealing;
-use forebay_io::pool::Pool;
-use forebay_io::ssd::{DiskConfig, DiskReport, Look, Prospect, Ssd, SsdConfig};
+use forebay_io::pool::{EndedPurge, Pool};
+use forebay_io::ssd::{DiskConfig, DiskReport, Look, PoolPurges, Prospect, Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
 use toml::Value;
 
@@ -170,6 +170,13 @@ impl Arrivals {
     }
 }
 
+/// Nobody changes what the pool knows before the tier is open.
+fn known_purges(pool: &Pool) -> Result<PoolPurges> {
+    let records = pool.ended_purges()?.into_iter();
+    let times = records.map(|(_, EndedPurge { namespace, time })| (namespace, time)).collect();
+    Ok(PoolPurges::new(times, pool.has_met_disks()?))
+}
+
 /// Waits for the first look at each disk, or until those that are left take far longer than the others. The number of
 /// disks that were looked at.
 fn judge(looks: &Receiver<Result<()>>) -> Result<usize> {
@@ -211,6 +218,7 @@ impl Claimed for Arrivals {
     /// Waits until each disk was read or is known to be missing. Once one was read, the others have a limit.
     fn open(&mut self, pool: &Arc<Pool>, core: &dyn OpeningEvents) -> Result<Box<dyn Driven>> {
         let mut ssd = self.ssd.take().expect("disks are opened once");
+        ssd.know_purges(known_purges(pool)?);
         // A disk whose thread has ended needs no pool.
         self.pools.iter().for_each(|waiting| drop(waiting.send(Region::of_pool(pool.clone()))));
         let (mut patience, mut missing) = (Patience::new(OTHERS), self.pools.len());
@@ -280,6 +288,14 @@ impl Driven for Ssd {
 
     fn take_void(&mut self) -> BTreeSet<NamespaceId> {
         Ssd::take_void(self)
+    }
+
+    fn take_heard(&mut self) -> Option<BTreeMap<NamespaceId, u64>> {
+        Ssd::take_heard(self)
+    }
+
+    fn purge_time(&self, namespace: NamespaceId) -> Option<u64> {
+        Ssd::purge_time(self, namespace)
     }
 
     fn ratio_before(&self, at: u64) -> f64 {

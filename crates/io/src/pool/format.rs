@@ -47,8 +47,14 @@ pub const MAX_LAYOUT_BYTES: usize = 4 << 10;
 /// Purges that a pool records at a time: four times as many as namespaces.
 pub const PURGES: u32 = 4096;
 pub(super) const PURGE_BYTES: u64 = 64;
-/// The first record's place holds the file's head.
-pub(super) const PURGE_FILE_BYTES: u64 = (PURGES as u64 + 1) * PURGE_BYTES;
+/// The first record's place holds the file's head. Earlier builds wrote no more than this.
+pub(super) const PENDING_BYTES: u64 = (PURGES as u64 + 1) * PURGE_BYTES;
+/// Purges that have ended of which a pool knows: more than the list of a disk holds.
+pub const ENDED_PURGES: u32 = 2048;
+pub(super) const ENDED_BYTES: u64 = 32;
+/// They stand behind the others. The first record's place says whether the pool has met disks.
+pub(super) const ENDED_AT: u64 = PENDING_BYTES;
+pub(super) const PURGE_FILE_BYTES: u64 = ENDED_AT + (ENDED_PURGES as u64 + 1) * ENDED_BYTES;
 pub(super) const PURGE_MAGIC: [u8; 8] = *b"FOREBAYP";
 /// The magic, and version 1 of `purge`.
 pub(super) const PURGE_HEAD: [u8; 12] = *b"FOREBAYP\x01\0\0\0";
@@ -519,6 +525,36 @@ pub(super) fn decode_purge(bytes: &[u8; PURGE_BYTES as usize]) -> Result<Option<
     }
     let namespace = NamespaceId(u128::from_le_bytes(bytes[16..32].try_into().expect("16 bytes")));
     Ok(Some(PurgeRecord { namespace, places: PurgePlaces { pool: bytes[32] & 1 != 0, disks: bytes[32] & 2 != 0 } }))
+}
+
+/// A purge that has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EndedPurge {
+    /// Whose blocks went.
+    pub namespace: NamespaceId,
+    /// When, as the disks have it: microseconds since 1970.
+    pub time: u64,
+}
+
+pub(super) fn encode_ended(record: &EndedPurge) -> [u8; ENDED_BYTES as usize] {
+    let mut bytes = [0; ENDED_BYTES as usize];
+    bytes[..16].copy_from_slice(&record.namespace.0.to_le_bytes());
+    bytes[16..24].copy_from_slice(&record.time.to_le_bytes());
+    let seal = checksum(&bytes[..24]);
+    bytes[24..].copy_from_slice(&seal.to_le_bytes());
+    bytes
+}
+
+/// An error if there is a record that cannot be read.
+pub(super) fn decode_ended(bytes: &[u8; ENDED_BYTES as usize]) -> Result<Option<EndedPurge>, ()> {
+    if *bytes == [0; ENDED_BYTES as usize] {
+        return Ok(None);
+    }
+    if u64_at(bytes, 24) != checksum(&bytes[..24]) {
+        return Err(());
+    }
+    let namespace = NamespaceId(u128::from_le_bytes(bytes[..16].try_into().expect("16 bytes")));
+    Ok(Some(EndedPurge { namespace, time: u64_at(bytes, 16) }))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -151,8 +151,8 @@ fn check_length(name: &str, file: &File, bytes: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// The purges that have not ended. An earlier build made no such file. It stays where a pool is replaced: the disks
-/// keep their blocks.
+/// The list of purges. Earlier builds made no such file, or a shorter one. It stays where a pool is replaced: the
+/// disks keep their blocks.
 pub(super) fn purge_file(home: &Path) -> io::Result<File> {
     let path = home.join(PURGE_NAME);
     let file = match ours::open(&path) {
@@ -165,7 +165,7 @@ pub(super) fn purge_file(home: &Path) -> io::Result<File> {
     let is_read = file.read_exact_at(&mut head, 0).is_ok();
     if !is_read || head != PURGE_HEAD {
         if is_read && head != [0; PURGE_HEAD.len()] {
-            let hint = "purge again what was being purged";
+            let hint = "purge again what was being purged, and what was purged while a disk was away";
             tracing::warn!(path = %path.display(), hint, "the list of purges cannot be read; it begins anew");
         }
         file.set_len(0)?;
@@ -186,12 +186,14 @@ pub(super) fn carry_purges(old_home: &Path, home: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
-    let mut bytes = vec![0; PURGE_FILE_BYTES as usize];
-    match old.read_exact_at(&mut bytes, 0) {
+    let length = old.metadata()?.len().min(PURGE_FILE_BYTES);
+    if length < PENDING_BYTES {
         // It is not whole, so nothing is in it.
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
-        read => read.and_then(|()| purge_file(home)?.write_all_at(&bytes, 0)),
+        return Ok(());
     }
+    let mut bytes = vec![0; PURGE_FILE_BYTES as usize];
+    old.read_exact_at(&mut bytes[..length as usize], 0)?;
+    purge_file(home)?.write_all_at(&bytes, 0)
 }
 
 /// Marks workers' view of the pool in `home` as retired, whatever its version.

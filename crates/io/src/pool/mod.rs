@@ -59,8 +59,8 @@ pub use directory::check_mount;
 pub use fds::{MAX_FDS, MAX_MESSAGE_BYTES, recv_fds, send_fds};
 pub use format::VERSION as FORMAT_VERSION;
 pub use format::{
-    Backing, BirthRecord, Entry, InstanceRecord, MAX_ENGINE_ID_BYTES, NAMESPACES, NamespaceRecord, PURGES, PurgePlaces,
-    PurgeRecord, Slice,
+    Backing, BirthRecord, ENDED_PURGES, EndedPurge, Entry, InstanceRecord, MAX_ENGINE_ID_BYTES, NAMESPACES,
+    NamespaceRecord, PURGES, PurgePlaces, PurgeRecord, Slice,
 };
 pub use geometry::{Extent, Geometry, MAX_RANKS, MAX_UNIT_BYTES, MIN_UNIT_BYTES};
 pub use huge::HugePageReport;

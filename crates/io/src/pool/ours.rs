@@ -187,7 +187,7 @@ impl Proof {
     }
 
     fn admits_purge(&self, purge: &Seen) -> bool {
-        let is_shaped = purge.is_private && [0, PURGE_FILE_BYTES].contains(&purge.length);
+        let is_shaped = purge.is_private && [0, PENDING_BYTES, PURGE_FILE_BYTES].contains(&purge.length);
         purge.head.starts_with(&PURGE_MAGIC) || (is_shaped && self.is_there())
     }
 

@@ -555,6 +555,39 @@ impl Pool {
         records::clear_purge(&self.purges, index).map_err(cannot_record)
     }
 
+    /// Keeps a purge that has ended under `index` (below [`ENDED_PURGES`]), in the place of what is there.
+    pub fn set_ended_purge(&self, index: u32, record: &EndedPurge) -> Result<()> {
+        assert!(index < ENDED_PURGES, "ended purge {index}");
+        records::put_ended(&self.purges, index, record).map_err(cannot_record)
+    }
+
+    /// The purges that have ended by index. They outlive a pool that was replaced. A record that cannot be read is
+    /// cleared.
+    pub fn ended_purges(&self) -> Result<Vec<(u32, EndedPurge)>> {
+        let mut purges = Vec::new();
+        for (index, record) in records::ended(&self.purges).map_err(cannot_record)? {
+            if let Some(record) = record {
+                purges.push((index, record));
+                continue;
+            }
+            let hint = "if a disk was away during a purge, purge again when it is back";
+            tracing::warn!(index, hint, "the record of a purge that has ended is damaged; the pool forgets the purge");
+            records::clear_ended(&self.purges, index).map_err(cannot_record)?;
+        }
+        Ok(purges)
+    }
+
+    /// A disk that had blocks has come to this pool, and [`Pool::set_ended_purge`] has told the pool of the purges that
+    /// the disk knows of.
+    pub fn set_met_disks(&self) -> Result<()> {
+        records::set_met_disks(&self.purges).map_err(cannot_record)
+    }
+
+    /// Whether a disk that had blocks has ever come to this pool, or to one that it replaced.
+    pub fn has_met_disks(&self) -> Result<bool> {
+        records::has_met_disks(&self.purges).map_err(cannot_record)
+    }
+
     /// The recorded purges by index. They outlive a pool that was replaced. A record that cannot be read is cleared.
     pub fn purges(&self) -> Result<Vec<(u32, PurgeRecord)>> {
         let mut purges = Vec::new();

@@ -1,14 +1,16 @@
 //! Records that change rarely: engine instances in `table`, namespaces in `namespace`, purges in `purge`.
 //!
-//! Invariants: a record is its first word, which says which content is valid, and a rest with a checksum. An
-//! instance's rest has two places: the invalid one is written, then the word selects it, so a crash leaves the old
-//! record or the new one. A namespace's word is cleared before its rest is replaced and set after it, so a crash
-//! leaves it whole or absent. An absent namespace costs blocks, never a fence. A purge is written in one piece that
-//! lies in one page, so a kill leaves the old record or the new one. Records are written through the file, not through
-//! a mapping: a full filesystem is an error here, and would be a signal there.
+//! Invariants: a record is its first word, which says which content is valid, and a rest with a checksum. An instance's
+//! rest has two places: the invalid one is written, then the word selects it, so a crash leaves the old record or the
+//! new one. A namespace's word is cleared before its rest is replaced and set after it, so a crash leaves it whole or
+//! absent. An absent namespace costs blocks, never a fence. A purge is written in one piece that lies in one page, so a
+//! kill leaves the old record or the new one; one that has ended has no first word, and is absent if all of it is zero.
+//! Records are written through the file, not through a mapping: a full filesystem is an error here, and would be a
+//! signal there.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use forebay_core::Instance;
@@ -89,16 +91,54 @@ pub(super) fn clear_purge(file: &File, index: u32) -> io::Result<()> {
     clear(file, purge_at(index))
 }
 
-/// All purges by index; none where a record cannot be read.
+/// All purges that have not ended by index; none where a record cannot be read.
 pub(super) fn purges(file: &File) -> io::Result<Vec<(u32, Option<PurgeRecord>)>> {
-    let mut bytes = vec![0; (PURGE_FILE_BYTES - PURGE_BYTES) as usize];
-    file.read_exact_at(&mut bytes, purge_at(0))?;
+    present(file, purge_at(0)..PENDING_BYTES, decode_purge)
+}
+
+/// Sets the purge that has ended at `index`, or replaces it by another one.
+pub(super) fn put_ended(file: &File, index: u32, record: &EndedPurge) -> io::Result<()> {
+    file.write_all_at(&encode_ended(record), ended_at(index))
+}
+
+pub(super) fn clear_ended(file: &File, index: u32) -> io::Result<()> {
+    file.write_all_at(&[0; ENDED_BYTES as usize], ended_at(index))
+}
+
+/// All purges that have ended by index; none where a record cannot be read.
+pub(super) fn ended(file: &File) -> io::Result<Vec<(u32, Option<EndedPurge>)>> {
+    present(file, ended_at(0)..PURGE_FILE_BYTES, decode_ended)
+}
+
+pub(super) fn set_met_disks(file: &File) -> io::Result<()> {
+    file.write_all_at(&PRESENT.to_le_bytes(), ENDED_AT)
+}
+
+/// Damage does not make a pool one that has met none.
+pub(super) fn has_met_disks(file: &File) -> io::Result<bool> {
+    let mut word = [0; 8];
+    file.read_exact_at(&mut word, ENDED_AT)?;
+    Ok(word != [0; 8])
+}
+
+fn present<T, const BYTES: usize>(
+    file: &File,
+    range: Range<u64>,
+    decode: fn(&[u8; BYTES]) -> Result<Option<T>, ()>,
+) -> io::Result<Vec<(u32, Option<T>)>> {
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    file.read_exact_at(&mut bytes, range.start)?;
     let (records, _) = bytes.as_chunks();
-    let present = |(index, bytes)| match decode_purge(bytes) {
+    let present = |(index, bytes)| match decode(bytes) {
         Ok(record) => record.map(|record| (index, Some(record))),
         Err(()) => Some((index, None)),
     };
     Ok((0..).zip(records).filter_map(present).collect())
+}
+
+/// Behind the word that says whether the pool has met disks.
+fn ended_at(index: u32) -> u64 {
+    ENDED_AT + (u64::from(index) + 1) * ENDED_BYTES
 }
 
 /// Behind the file's head.

@@ -15,11 +15,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_core::{ErrorKind, NamespaceId};
 
-use super::layout::{Geometry, PURGES_AT, PURGES_PAGES, PURGES_PER_PAGE, Page, PurgeRecord, Record, RecordKind};
+use super::layout::{
+    FIRST_TIME, Geometry, PURGES_AT, PURGES_PAGES, PURGES_PER_PAGE, Page, PurgeRecord, Record, RecordKind,
+};
 use crate::Seldom;
 
 const MOST_RECORDS: usize = PURGES_PAGES as usize * PURGES_PER_PAGE;
@@ -279,6 +281,13 @@ impl Purges {
             self.due = Some(0);
         }
     }
+}
+
+/// For a purge that ends now, where `last` is the latest time that is known: later than that, also if the clock was set
+/// back.
+pub fn purge_time_after(last: u64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+    now.max(FIRST_TIME).max(last.saturating_add(2)) & !1
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@
 //! While a disk is missing or sick, another may get a block that this disk has too. Then both have it when the disk is
 //! back. That is no harm: a block of one key is one block. The owner hears that a block is gone when no disk has it.
 //!
-//! What was purged while a disk was missing is void on it when it comes, as long as one of the other disks was there:
-//! the lists of purges of all disks that are there are compared whenever one comes.
+//! What was purged while a disk was missing is void on it when it comes, as long as the pool or one of the other disks
+//! knows of it: their lists of purges are compared whenever a disk comes. What the pool does not know of is void in the
+//! pool too, since a disk that did not know of it may have filled the pool.
 //!
 //! Only a store shows that a disk which refused stores takes them again. So such a disk gets one a second, and if the
 //! disk refuses it, another disk gets it.
@@ -19,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
@@ -31,8 +32,9 @@ use super::disk::Disk;
 use super::inbox::{Inbox, News};
 use super::index::{Entry, Index};
 use super::io::RETRY_INTERVAL;
-use super::layout::FIRST_TIME;
 use super::placement::{Choice, Disks, Placement};
+use super::pool_purges::PoolPurges;
+use super::purges::purge_time_after;
 use super::recover::{self, Medium, Mode};
 use super::report::{BlockInfo, DiskReport, SegmentReport};
 use super::staging::no_memory;
@@ -58,8 +60,11 @@ pub struct Ssd {
     lost: VecDeque<(usize, u32)>,
     /// What was on disks that another has taken, and from which place on the owner was not told of that yet.
     gone: VecDeque<(Index, u32)>,
-    /// Namespaces of which a disk had blocks that were purged while it was away.
+    /// Namespaces of which a disk had blocks that were purged while it was away, or the pool may have such blocks.
     void: BTreeSet<NamespaceId>,
+    pool: PoolPurges,
+    /// What the pool has heard of from the first disk that it met, until the owner takes it.
+    heard: Option<BTreeMap<NamespaceId, u64>>,
     /// Namespaces whose purge is being noted, and the time of the purge.
     noting: BTreeMap<NamespaceId, u64>,
     /// Of operations that came while there was no disk at all.
@@ -153,6 +158,8 @@ impl Ssd {
             lost: VecDeque::new(),
             gone: VecDeque::new(),
             void: BTreeSet::new(),
+            pool: PoolPurges::default(),
+            heard: None,
             noting: BTreeMap::new(),
             refused: Vec::new(),
             populated_bytes: 0,
@@ -172,7 +179,13 @@ impl Ssd {
 
     /// Opens disks behind the caller's engines, for tests and simulations.
     pub fn on(media: Vec<Medium>, config: &SsdConfig) -> Result<Ssd> {
+        Ssd::on_below(PoolPurges::default(), media, config)
+    }
+
+    /// The same, below a pool that knows of these purges.
+    pub fn on_below(pool: PoolPurges, media: Vec<Medium>, config: &SsdConfig) -> Result<Ssd> {
         let mut ssd = Ssd::awaiting(media.iter().map(|medium| medium.name.clone()).collect())?;
+        ssd.know_purges(pool);
         for (place, medium) in media.into_iter().enumerate() {
             ssd.add(place, OpenedDisk::new(recover::open(medium, None, config, Mode::Serve)?));
         }
@@ -184,6 +197,12 @@ impl Ssd {
         while self.withdraw_void() {}
         self.found.clear();
         self
+    }
+
+    /// What the pool knows of purges, to be told before the first disk comes. A pool that was never mentioned knows of
+    /// none, and has met no disk.
+    pub fn know_purges(&mut self, pool: PoolPurges) {
+        self.pool = pool;
     }
 
     /// Where disks come in.
@@ -266,7 +285,7 @@ impl Ssd {
 
     /// Each disk hears of the purges that another has noted and it has not, or not the last one of a namespace.
     fn compare_purges(&mut self) {
-        let mut last: BTreeMap<NamespaceId, u64> = BTreeMap::new();
+        let mut last = self.pool.times().clone();
         for (namespace, time) in self.disks().flat_map(|disk| disk.purges.times()) {
             let known = last.entry(namespace).or_default();
             *known = time.max(*known);
@@ -280,6 +299,30 @@ impl Ssd {
                 self.void.extend(disk.purges.due_again());
             }
         }
+        let has_blocks = self.disks().any(|disk| !disk.is_new());
+        let is_first = has_blocks && self.pool.meet_disks();
+        let unknown = self.pool.hear(last);
+        if is_first {
+            self.heard = Some(unknown);
+        } else if !unknown.is_empty() {
+            let namespaces = unknown.len();
+            tracing::info!(
+                namespaces,
+                "namespaces were purged, and the pool has not heard of it: they are purged again"
+            );
+            self.void.extend(unknown.into_keys());
+        }
+    }
+
+    /// Purges that the first disk that had blocks knows, at a pool that had met none, and when each has ended. The
+    /// owner has to write down for the pool that they have, and that it has met disks. None if nothing has changed.
+    pub fn take_heard(&mut self) -> Option<BTreeMap<NamespaceId, u64>> {
+        self.heard.take()
+    }
+
+    /// When the last purge of the namespace that has ended did so, as the disks have it.
+    pub fn purge_time(&self, namespace: NamespaceId) -> Option<u64> {
+        self.pool.times().get(&namespace).copied()
     }
 
     /// Advances the time for the write budgets, delayed flushes and sick disks. `now` counts from any fixed moment;
@@ -351,9 +394,9 @@ impl Ssd {
     /// becomes of the log, a restart finds none of the blocks that were there before. [`Ssd::noted`] says how that
     /// ends.
     pub fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
-        // Later than all that the disks know, also if the clock was set back.
+        // The disks have heard of all that the pool knows.
         let last = self.disks().flat_map(|disk| disk.purges.times()).map(|(_, time)| time).max();
-        let time = unix_micros_now().max(FIRST_TIME).max(last.unwrap_or(0) + 2).next_multiple_of(2);
+        let time = purge_time_after(last.unwrap_or(0));
         // The same until all disks have noted it.
         let time_of = |namespace| self.noting.get(namespace).copied().unwrap_or(time);
         let times = namespaces.iter().map(|namespace| (*namespace, time_of(namespace)));
@@ -368,7 +411,7 @@ impl Ssd {
         let noted: Option<Vec<bool>> = self.disks().map(|disk| disk.purges.noted()).collect();
         let are_noted = noted?.iter().all(|is_noted| *is_noted);
         if are_noted {
-            self.noting.clear();
+            self.pool.hear(std::mem::take(&mut self.noting));
         }
         Some(are_noted)
     }
@@ -694,10 +737,6 @@ impl Timed for Ssd {
     fn advance(&mut self, now: Duration) {
         self.tick(now);
     }
-}
-
-fn unix_micros_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 
 /// An index of millions, and an engine's threads, take milliseconds to go.

@@ -29,7 +29,7 @@ impl Disk {
     }
 
     /// It was blank when it was opened: nothing can have come from it.
-    fn is_new(&self) -> bool {
+    pub(super) fn is_new(&self) -> bool {
         self.recovery.was_made
     }
 

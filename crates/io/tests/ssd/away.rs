@@ -1,11 +1,11 @@
-//! What was purged while a disk was away: the disks that were there tell it, and it loses nothing else.
+//! What was purged while a disk was away: the pool and the disks that were there tell it, and it loses nothing else.
 
 use std::collections::BTreeMap;
 
 use forebay_core::NamespaceId;
 use forebay_core::checksum::checksum;
 use forebay_core::tier::Outcome;
-use forebay_io::ssd::Ssd;
+use forebay_io::ssd::{PoolPurges, Ssd};
 use forebay_io::uring::{Fault, FaultKind, Region, SimulatedDisk};
 use rustix::io::Errno;
 
@@ -16,9 +16,14 @@ const BLOCK_BYTES: u64 = 4000;
 
 /// The disks with these numbers, in this order, as the next daemon finds them.
 fn host(disks: &[(u128, &SimulatedDisk)]) -> Bed {
+    below(PoolPurges::default(), disks)
+}
+
+/// The same, below a pool that knows of these purges.
+fn below(purges: PoolPurges, disks: &[(u128, &SimulatedDisk)]) -> Bed {
     let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
     let media = disks.iter().map(|(id, disk)| medium(disk, None, &pool, *id)).collect();
-    Bed::with(Ssd::on(media, &small_config()).unwrap(), pool, disks[0].1)
+    Bed::with(Ssd::on_below(purges, media, &small_config()).unwrap(), pool, disks[0].1)
 }
 
 fn copy_of(disk: &SimulatedDisk) -> SimulatedDisk {
@@ -268,4 +273,88 @@ fn damage_to_the_removals_of_a_purge_makes_nothing_due_again() {
         assert_eq!(due_again(&mut bed), [], "header at {header}");
         assert!(served(&mut bed, 20..40).is_empty());
     }
+}
+
+/// Of this namespace, in the year 2005.
+fn known(namespace: u128) -> BTreeMap<NamespaceId, u64> {
+    BTreeMap::from([(NamespaceId(namespace), 1 << 50)])
+}
+
+#[test]
+fn the_pool_tells_a_disk_of_a_purge_that_no_other_disk_knows_of() {
+    let [away, _] = two_disks();
+    let mut bed = below(PoolPurges::new(known(7), true), &[(1, &away)]);
+    assert_eq!((due_again(&mut bed), bed.ssd.take_heard()), (vec![7], None));
+    assert_eq!((served(&mut bed, 0..20), bed.holds().len()), (vec![], 0));
+    bed.settle();
+    drop(bed);
+    // Below another pool too, and until it was purged again.
+    let mut bed = host(&[(1, &away)]);
+    assert_eq!((due_again(&mut bed), served(&mut bed, 0..20)), (vec![7], vec![]));
+    purge(&mut bed);
+    store(&mut bed, 0..20);
+    drop(bed);
+    let mut bed = below(PoolPurges::new(known(7), true), &[(1, &away)]);
+    assert_eq!(served(&mut bed, 0..20), all(0..20), "the disk knows of a later one");
+}
+
+#[test]
+fn a_blank_disk_below_a_pool_that_knows_of_purges_keeps_all_that_is_stored_on_it() {
+    let blank = blank(&small_config(), 8);
+    for numbers in [0..10, 10..20, 20..20] {
+        let mut bed = below(PoolPurges::new(known(7), true), &[(3, &blank)]);
+        assert_eq!((due_again(&mut bed), bed.ssd.take_heard()), (vec![], None));
+        assert_eq!(served(&mut bed, 0..20), all(0..numbers.start));
+        store(&mut bed, numbers);
+    }
+}
+
+/// A disk that had not heard of it either may have filled the pool, and be gone.
+#[test]
+fn what_a_disk_knows_and_its_pool_does_not_is_due_again_until_the_pool_knows_it() {
+    let [_, there] = two_disks();
+    let mut bed = host(&[(2, &there)]);
+    purge(&mut bed);
+    store(&mut bed, 100..110);
+    drop(bed);
+    for purges in [BTreeMap::new(), known(7)] {
+        let mut bed = below(PoolPurges::new(purges, true), &[(2, &there)]);
+        assert_eq!((due_again(&mut bed), bed.ssd.take_heard()), (vec![7], None));
+    }
+    let mut bed = below(PoolPurges::new(BTreeMap::new(), true), &[(2, &there)]);
+    purge(&mut bed);
+    let purges = BTreeMap::from([(NamespaceId(7), bed.ssd.purge_time(NamespaceId(7)).unwrap())]);
+    store(&mut bed, 0..20);
+    drop(bed);
+    let mut bed = below(PoolPurges::new(purges, true), &[(2, &there)]);
+    assert_eq!((due_again(&mut bed), served(&mut bed, 0..20)), (vec![], all(0..20)));
+}
+
+#[test]
+fn a_pool_that_has_met_no_disk_hears_of_purges_from_the_first_that_is_not_blank_and_nothing_is_due_again() {
+    let ([first, there], [blank, other]) = (two_disks(), [(); 2].map(|()| blank(&small_config(), 8)));
+    let mut bed = host(&[(1, &first), (2, &there)]);
+    purge(&mut bed);
+    store(&mut bed, 0..20);
+    let heard = bed.ssd.purge_time(NamespaceId(7)).map(|time| (NamespaceId(7), time));
+    assert_eq!(bed.ssd.take_heard(), Some(BTreeMap::new()), "these disks knew of none when they met");
+    drop(bed);
+    let mut bed = host(&[(3, &blank), (4, &other)]);
+    assert_eq!(bed.ssd.take_heard(), None);
+    drop(bed);
+    let blank = self::blank(&small_config(), 8);
+    for disks in [&[(2, &there)][..], &[(3, &blank), (1, &first)], &[(1, &first), (2, &there)]] {
+        let mut bed = below(PoolPurges::new(known(7), false), disks);
+        assert_eq!(bed.ssd.take_heard(), Some(heard.into_iter().collect()));
+        assert_eq!((bed.ssd.take_heard(), due_again(&mut bed)), (None, vec![]));
+    }
+}
+
+#[test]
+fn a_purge_is_later_than_all_that_the_pool_knows_if_the_clock_was_set_back() {
+    let [first, _] = two_disks();
+    let ahead = BTreeMap::from([(NamespaceId(8), 1 << 60)]);
+    let mut bed = below(PoolPurges::new(ahead, true), &[(1, &first)]);
+    purge(&mut bed);
+    assert_eq!(bed.ssd.purge_time(NamespaceId(7)), Some((1 << 60) + 2));
 }

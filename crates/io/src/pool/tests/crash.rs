@@ -271,7 +271,11 @@ fn purge(pool: bool) -> PurgeRecord {
     PurgeRecord { namespace: NamespaceId(2), places: PurgePlaces { pool, disks: true } }
 }
 
-/// Replaces an instance and a namespace, creates an extent and removes it, and purges the namespace.
+fn ended(time: u64) -> EndedPurge {
+    EndedPurge { namespace: NamespaceId(2), time }
+}
+
+/// Replaces an instance and a namespace, creates an extent and removes it, and purges the namespace twice.
 pub fn play_records(socket: &UnixStream, directory: &Path) {
     let config = PoolConfig {
         directory: directory.to_owned(),
@@ -289,7 +293,10 @@ pub fn play_records(socket: &UnixStream, directory: &Path) {
     pool.clear_extent(1).unwrap();
     pool.set_purge(3, &purge(true)).unwrap();
     pool.set_purge(3, &purge(false)).unwrap();
+    pool.set_ended_purge(3, &ended(100)).unwrap();
     pool.clear_purge(3).unwrap();
+    pool.set_met_disks().unwrap();
+    pool.set_ended_purge(3, &ended(200)).unwrap();
     end_work();
 }
 
@@ -302,7 +309,7 @@ fn a_crash_at_any_call_while_records_change_leaves_an_old_or_new_instance_and_at
     pool.set_instance(Instance(5), &engine("older")).unwrap();
     pool.set_namespace(7, NamespaceId(1), "older", None, b"older layout").unwrap();
     drop(pool);
-    let (mut seen, mut purges) = (BTreeSet::new(), Vec::new());
+    let (mut seen, mut purges, mut of_ended) = (BTreeSet::new(), Vec::new(), Vec::new());
     kill_at_each_call(&home, act("records", home.path(), false), |image| {
         let pool = image.pool(4 * MIB);
         assert_eq!(block_in(&pool, &recovered(&pool)[SLOT.0 as usize]), Some(block(OLD).0));
@@ -316,6 +323,7 @@ fn a_crash_at_any_call_while_records_change_leaves_an_old_or_new_instance_and_at
             .map(|(id, name, layout)| Some((id, name.to_owned(), layout.as_bytes().to_vec())));
         assert!(namespace.is_none() || either.contains(&namespace), "{namespace:?}");
         purges.extend(pool.purges().unwrap());
+        of_ended.push((pool.ended_purges().unwrap(), pool.has_met_disks().unwrap()));
         let extents = pool.recovered_extents();
         assert!(extents[0] == extent && pool.unreadable_units().is_empty());
         seen.insert((instances.first().map(|(_, record)| record.ranks), namespace.map(|(id, ..)| id), extents.len()));
@@ -331,6 +339,9 @@ fn a_crash_at_any_call_while_records_change_leaves_an_old_or_new_instance_and_at
     assert_eq!(seen, BTreeSet::from(expected));
     purges.dedup();
     assert_eq!(purges, [(3, purge(true)), (3, purge(false))]);
+    of_ended.dedup();
+    let at = |time| vec![(3, ended(time))];
+    assert_eq!(of_ended, [(vec![], false), (at(100), false), (at(100), true), (at(200), true)]);
 }
 
 #[test]

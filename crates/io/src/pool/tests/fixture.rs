@@ -43,6 +43,8 @@ fn written_today(home: &Home) {
     pool.set_instance(Instance(63), &engine()).unwrap();
     pool.set_namespace(1, NamespaceId(9), "model=m", None, b"layout").unwrap();
     pool.set_purge(1, &purge()).unwrap();
+    pool.set_ended_purge(2, &ended_purge()).unwrap();
+    pool.set_met_disks().unwrap();
     let mapping = Mapping::new(pool.mapper_fds(Instance(63), 7).unwrap(), &pool.description()).unwrap();
     mapping.write_birth(SlotId(2), 7, &birth()).unwrap();
 }
@@ -58,6 +60,10 @@ fn engine() -> InstanceRecord {
 
 fn purge() -> PurgeRecord {
     PurgeRecord { namespace: NamespaceId(9), places: PurgePlaces { pool: false, disks: true } }
+}
+
+fn ended_purge() -> EndedPurge {
+    EndedPurge { namespace: NamespaceId(8), time: 0x0006_0102_0304_0506 }
 }
 
 fn birth() -> BirthRecord {
@@ -118,7 +124,9 @@ fn a_pool_written_by_version_1_is_read_and_becomes_one_of_today() {
 fn a_pool_written_by_version_2_is_read() {
     let home = Home::new();
     is_read(&home, 2, engine());
-    assert_eq!(home.pool(4 * MIB).purges().unwrap(), [(1, purge())]);
+    let pool = home.pool(4 * MIB);
+    assert_eq!(pool.purges().unwrap(), [(1, purge())]);
+    assert_eq!((pool.ended_purges().unwrap(), pool.has_met_disks().unwrap()), (vec![(2, ended_purge())], true));
 }
 
 fn is_read(home: &Home, version: u32, engine: InstanceRecord) {

@@ -7,7 +7,8 @@ use forebay_fuzz::Target;
 
 use super::*;
 use crate::pool::format::{
-    ENTRIES_AT, ENTRY_BYTES, GENERATIONS_AT, INSTANCE_BYTES, INSTANCES_AT, NAMESPACE_BYTES, PURGE_BYTES, UNITS_AT,
+    ENDED_AT, ENDED_BYTES, ENTRIES_AT, ENTRY_BYTES, GENERATIONS_AT, INSTANCE_BYTES, INSTANCES_AT, NAMESPACE_BYTES,
+    PURGE_BYTES, UNITS_AT,
 };
 
 /// Slots of the pool's two extents, with the numbers of the blocks that are in them.
@@ -37,12 +38,15 @@ impl Pieces {
         pool.set_namespace(1, NamespaceId(9), "model=m", Some(7), b"layout").unwrap();
         let purge = |disks| PurgeRecord { namespace: NamespaceId(9), places: PurgePlaces { pool: true, disks } };
         (0..2).for_each(|index| pool.set_purge(index, &purge(index == 0)).unwrap());
+        let ended = |index| EndedPurge { namespace: NamespaceId(8), time: (1 << 50) + u64::from(index) };
+        (0..2).for_each(|index| pool.set_ended_purge(index, &ended(index)).unwrap());
+        pool.set_met_disks().unwrap();
         assert!(pool.set_births(SlotId(0), Generation(11), &pool.slices(0, &[300, 300])));
         drop(pool);
         let entries = |first: u64, count: u64| {
             ("table", ENTRIES_AT + first * ENTRY_BYTES..ENTRIES_AT + (first + count) * ENTRY_BYTES)
         };
-        let places: [(&str, Range<u64>); 11] = [
+        let places: [(&str, Range<u64>); 12] = [
             ("table", 0..72),
             ("table", INSTANCES_AT..INSTANCES_AT + INSTANCE_BYTES),
             ("table", UNITS_AT..UNITS_AT + 16),
@@ -54,6 +58,7 @@ impl Pieces {
             ("birth", 0..16),
             ("namespace", NAMESPACE_BYTES..NAMESPACE_BYTES + 64 + 13),
             ("purge", 0..3 * PURGE_BYTES),
+            ("purge", ENDED_AT..ENDED_AT + 3 * ENDED_BYTES),
         ];
         let piece = |(name, place): (&'static str, Range<u64>)| {
             let mut bytes = vec![0; (place.end - place.start) as usize];
@@ -148,6 +153,12 @@ fn reseal(bytes: &mut [u8], ranges: &[Range<usize>]) {
                     put(record, 8, sum);
                 }
             }
+            11 => {
+                for record in piece.chunks_exact_mut(ENDED_BYTES as usize).skip(1) {
+                    let sum = checksum(&record[..24]);
+                    put(record, 24, sum);
+                }
+            }
             _ => {}
         }
     }
@@ -165,6 +176,7 @@ fn ready_slots(home: &Home) -> Result<Vec<RecoveredSlot>, String> {
     assert!(instances.iter().all(|(_, record)| record.engine_id.len() <= MAX_ENGINE_ID_BYTES));
     pool.namespaces().map_err(said)?;
     pool.purges().map_err(said)?;
+    pool.ended_purges().and_then(|_| pool.has_met_disks()).map_err(said)?;
     for slot in &slots {
         for rank in [0, 1, MAX_RANKS - 1] {
             let _ = pool.birth(slot.slot, rank);

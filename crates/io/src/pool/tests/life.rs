@@ -99,6 +99,93 @@ fn a_flipped_bit_costs_the_record_of_one_purge_and_makes_no_other() {
     }
 }
 
+fn ended(namespace: u128) -> EndedPurge {
+    EndedPurge { namespace: NamespaceId(namespace), time: (1 << 50) + namespace as u64 }
+}
+
+#[test]
+fn purges_that_have_ended_are_found_again_also_by_the_next_pool_in_the_same_place() {
+    let home = Home::new();
+    let pool = home.pool(8 * MIB);
+    assert_eq!((pool.ended_purges().unwrap(), pool.has_met_disks().unwrap()), (vec![], false));
+    for (index, namespace) in [(0, 1), (7, 2), (ENDED_PURGES - 1, 3)] {
+        pool.set_ended_purge(index, &ended(namespace)).unwrap();
+    }
+    drop(pool);
+    let pool = home.pool(8 * MIB);
+    let last = ENDED_PURGES - 1;
+    assert_eq!(pool.ended_purges().unwrap(), [(0, ended(1)), (7, ended(2)), (last, ended(3))]);
+    assert!(!pool.has_met_disks().unwrap());
+    pool.set_ended_purge(7, &ended(4)).unwrap();
+    pool.set_met_disks().unwrap();
+    drop(pool);
+    let opened = home.open(4 * MIB);
+    assert!(matches!(opened.outcome, Outcome::Replaced { .. }));
+    let pool = opened.pool;
+    assert_eq!(pool.ended_purges().unwrap(), [(0, ended(1)), (7, ended(4)), (last, ended(3))], "disks keep blocks");
+    assert!(pool.has_met_disks().unwrap());
+    assert_eq!(pool.purges().unwrap(), [], "the others are apart");
+    drop(pool);
+    assert!(remove(home.path()).unwrap());
+    let pool = home.pool(4 * MIB);
+    assert_eq!((pool.ended_purges().unwrap(), pool.has_met_disks().unwrap()), (vec![], false));
+}
+
+#[test]
+fn a_flipped_bit_costs_the_record_of_one_purge_that_has_ended_and_no_meeting_with_disks() {
+    let home = Home::new();
+    let pool = home.pool(4 * MIB);
+    (0..3).for_each(|index| pool.set_ended_purge(index, &ended(index.into())).unwrap());
+    pool.set_met_disks().unwrap();
+    // The first place is that of the word.
+    let (file, at) = (home.file("purge"), 4097 * 64 + 2 * 32);
+    let mut whole = [0; 32];
+    file.read_exact_at(&mut whole, at).unwrap();
+    for bit in 0..whole.len() * 8 {
+        let mut flipped = whole;
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        file.write_all_at(&flipped, at).unwrap();
+        assert_eq!(pool.ended_purges().unwrap(), [(0, ended(0)), (2, ended(2))], "bit {bit}");
+        file.read_exact_at(&mut flipped, at).unwrap();
+        assert_eq!(flipped, [0; 32], "it is told once");
+    }
+    let at = 4097 * 64;
+    for bit in 0..64 {
+        let mut word = *b"1PRESENT";
+        word[bit / 8] ^= 1 << (bit % 8);
+        file.write_all_at(&word, at).unwrap();
+        assert!(pool.has_met_disks().unwrap(), "bit {bit}");
+    }
+}
+
+/// The release 0.1.0 wrote the first 262,208 bytes.
+#[test]
+fn a_pool_whose_list_of_purges_is_shorter_keeps_its_blocks_and_gets_room_for_purges_that_have_ended() {
+    let home = Home::new();
+    let record = PurgeRecord { namespace: NamespaceId(7), places: PurgePlaces { pool: true, disks: true } };
+    let pool = home.pool(4 * MIB);
+    let slot = pool.geometry().slot(&with_extent(&pool, 8192), 0);
+    store(&pool, slot, 5, 1);
+    pool.set_purge(PURGES - 1, &record).unwrap();
+    drop(pool);
+    home.file("purge").set_len(262_208).unwrap();
+    for is_whole in [true, false] {
+        if !is_whole {
+            home.file("purge").write_all_at(b"X", 0).unwrap();
+        }
+        let opened = home.open(4 * MIB);
+        assert!(matches!(opened.outcome, Outcome::Recovered { .. }));
+        let pool = opened.pool;
+        assert_eq!(block_in(&pool, &recovered(&pool)[0]), Some(block(1).0));
+        assert_eq!(pool.purges().unwrap(), if is_whole { vec![(PURGES - 1, record)] } else { vec![] });
+        assert_eq!((pool.ended_purges().unwrap(), pool.has_met_disks().unwrap()), (vec![], false));
+        pool.set_ended_purge(ENDED_PURGES - 1, &ended(1)).unwrap();
+        drop(pool);
+        assert_eq!(home.pool(4 * MIB).ended_purges().unwrap(), [(ENDED_PURGES - 1, ended(1))]);
+        home.file("purge").set_len(262_208).unwrap();
+    }
+}
+
 #[test]
 fn a_list_of_purges_that_cannot_be_read_begins_anew() {
     let home = Home::new();
@@ -124,13 +211,28 @@ fn a_pool_that_replaces_one_in_another_directory_takes_over_its_purges() {
     let [old, new] = [Home::another(), Home::another()];
     let record =
         |namespace| PurgeRecord { namespace: NamespaceId(namespace), places: PurgePlaces { pool: true, disks: true } };
-    old.pool(4 * MIB).set_purge(5, &record(1)).unwrap();
+    let pool = old.pool(4 * MIB);
+    pool.set_purge(5, &record(1)).unwrap();
+    pool.set_ended_purge(8, &ended(1)).unwrap();
+    pool.set_met_disks().unwrap();
+    drop(pool);
     new.pool(4 * MIB).set_purge(6, &record(2)).unwrap();
     found::carry_purges(old.path(), new.path()).unwrap();
-    assert_eq!(new.pool(4 * MIB).purges().unwrap(), [(5, record(1))], "what was there is of an even earlier pool");
+    let carried = || {
+        let pool = new.pool(4 * MIB);
+        (pool.purges().unwrap(), pool.ended_purges().unwrap(), pool.has_met_disks().unwrap())
+    };
+    let all = (vec![(5, record(1))], vec![(8, ended(1))], true);
+    assert_eq!(carried(), all, "what was there is of an even earlier pool");
     std::fs::remove_file(old.path().join("purge")).unwrap();
     found::carry_purges(old.path(), new.path()).unwrap();
-    assert_eq!(new.pool(4 * MIB).purges().unwrap(), [(5, record(1))], "an earlier build made none");
+    assert_eq!(carried(), all, "an earlier build made none");
+    // Of the release 0.1.0.
+    old.pool(4 * MIB).set_purge(4, &record(3)).unwrap();
+    old.file("purge").set_len(262_208).unwrap();
+    std::fs::remove_file(new.path().join("purge")).unwrap();
+    found::carry_purges(old.path(), new.path()).unwrap();
+    assert_eq!(carried(), (vec![(4, record(3))], vec![], false));
 }
 
 #[test]
