@@ -38,6 +38,7 @@ DRAIN_SECONDS = 2
 # An engine makes many steps a second. On a busy machine a process may wait long for a core.
 STALL_SECONDS = 30.0
 LONGEST_STOP = 12.0
+LOOK_SECONDS = 1.0  # between two looks at the threads of a daemon that failed
 CALM_SECONDS = 60.0
 TOOL_SECONDS = 60.0
 TICK = 0.02
@@ -634,11 +635,12 @@ class Host:
         return json.dumps(dict(sorted(counts.items())))
 
     def keep(self, failure: AssertionError) -> Path:
-        """The files as they are, before anything else changes them."""
-        if self.daemon.child is not None:
-            self.daemon.kill()
+        """The files as they are, before anything else changes them, and what the daemon's threads were doing."""
         kept = CACHE / "torture" / f"{self.seed}-{int(time.time())}"
         kept.mkdir(parents=True)
+        if self.daemon.child is not None:
+            (kept / "threads").write_text(threads(self.daemon.running.pid))
+            self.daemon.kill()
         (kept / "failure").write_text(f"seed {self.seed}\n{failure}\n{self.told()}\n")
         pool = ["cp", "-r", "--sparse=always", str(self.daemon.pool_directory), str(kept / "pool")]
         subprocess.run(pool, check=True)
@@ -658,6 +660,26 @@ class Host:
         self.tracer.kill()
         self.tracer.wait()
         print(f"{self.told()}", flush=True)
+
+
+def threads(pid: int) -> str:
+    """Where the threads of a process are in the kernel, twice, and what the machine waits for: of a process that stands
+    still, this says whether it spins, sleeps, or has no core or no disk. The stacks take root."""
+    said = []
+    for look in range(2):
+        time.sleep(look * LOOK_SECONDS)
+        files = [*Path("/proc/pressure").glob("*"), Path("/proc/loadavg")]
+        for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+            files += [task / name for name in ("comm", "stat", "schedstat", "wchan", "stack")]
+        said += [f"{path}: {_text(path)}" for path in files]
+    return "\n".join(said) + "\n"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        return str(error)
 
 
 def _env() -> dict[str, str]:
