@@ -7,6 +7,7 @@ use common::{At, ENGINE, LARGE, Rig, SMALL, UNIT_BYTES, hash, layout};
 use forebay_core::lookup::{Answer, LeaseId};
 use forebay_core::policy::{self, Make};
 use forebay_core::store::CommitOutcome;
+use forebay_core::tiers::{Admission, Limits};
 use forebay_core::{Config, Core, Effect, Instance, NamespaceId, NamespaceIndex};
 
 /// SplitMix64.
@@ -329,4 +330,30 @@ fn blocks_held_at_the_cold_end_do_not_hide_those_that_are_not() {
     let tries = store_at_last(&mut rig, ns, 1 << 40, 10, |_| {});
     assert!(tries <= 2, "{tries} tries");
     rig.audit();
+}
+
+/// Blocks that are being written are held until the tier has written them. Steps that went on for so long would keep
+/// the tier from being heard.
+#[test]
+fn steps_end_while_a_size_gives_room_and_many_of_its_blocks_are_being_written() {
+    for (name, policy) in policy::ALL {
+        let mut rig = Rig::with(Config { policy, ..Config::new(UNIT_BYTES, 32) });
+        let (small, large) = (rig.open(1, &layout(SMALL)), rig.open(2, &layout(LARGE)));
+        let keys: Vec<u64> = (0..32 * 16).collect();
+        keys.chunks(16).for_each(|keys| assert_eq!(rig.store(small, None, keys), 16));
+        let (used, new) = keys.split_at(300);
+        for _ in 0..3 {
+            used.chunks(50).for_each(|keys| _ = rig.look(None, small, 0, keys));
+            rig.step_to_the_end();
+        }
+        rig.core.open_tier(Limits { admission: Admission::All, store_permille: 900, ..Limits::default() });
+        new.chunks(50).for_each(|keys| _ = rig.look(None, small, 0, keys));
+        assert_eq!(rig.core.held().pinned_bytes, new.len() as u64 * SMALL, "{name}");
+        for key in 0..40 {
+            rig.store(large, None, &[key]);
+            rig.step_to_the_end();
+        }
+        assert!(rig.core.stats().extents_moved > 0, "{name}");
+        rig.audit();
+    }
 }

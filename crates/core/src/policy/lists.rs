@@ -142,17 +142,21 @@ impl Lists {
     /// Takes out the coldest block that is neither held nor protected, as `choose` compares the two lists. If all
     /// blocks that it looks at are protected, it takes the coldest of them, a leaf, if `residents` allows that. Held
     /// blocks move to the head: they are in use, and every later eviction would meet them again. This one ends a list
-    /// where it meets them again. Protected ones keep their place, or a child could become more recent than its parent.
+    /// where it meets them again, or has met so many that the other list would not get its turn: `choose` may want one
+    /// list as long as that is the longer. Protected ones keep their place, or a child could become more recent than
+    /// its parent.
     pub fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents, choose: impl Choose) -> Option<BlockId> {
         let mut at = [self.lists[FRESH].tail, self.lists[REUSED].tail];
         let mut wanted = None;
         let mut first_moved = [BlockId::NONE; 2];
+        let mut held = [0; 2];
         for _ in 0..MAX_SCAN {
             let Some(list) = self.pick(nodes, at, &choose) else { break };
             let block = at[list];
             at[list] = nodes[block].prev;
             if residents.is_held(block) {
                 self.refresh(nodes, block);
+                held[list] += 1;
                 if first_moved[list] == BlockId::NONE {
                     first_moved[list] = block;
                 }
@@ -162,7 +166,8 @@ impl Lists {
                 self.remove(nodes, block);
                 return Some(block);
             }
-            if at[list] == first_moved[list] {
+            let is_others_turn = held[list] >= MAX_SCAN / 2 && at[1 - list] != BlockId::NONE;
+            if at[list] == first_moved[list] || is_others_turn {
                 at[list] = BlockId::NONE;
             }
         }

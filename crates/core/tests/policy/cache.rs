@@ -124,6 +124,22 @@ pub fn spares_the_held_and_then_the_wanted(all: &[(&str, Make)]) {
     }
 }
 
+/// However many blocks of one kind are held, those of the other kind are found.
+pub fn finds_what_is_not_held(all: &[(&str, Make)]) {
+    for (name, make) in all {
+        for held in [0..100, 100..300] {
+            let mut cache = Cache::new(*make, 300);
+            (0..300).for_each(|block| _ = cache.ask(block));
+            (0..3).for_each(|_| (100..300).for_each(|block| _ = cache.ask(block)));
+            cache.world.held = held.clone().collect();
+            for left in (1..=300 - held.len()).rev() {
+                let found = (0..20).any(|_| cache.evict().is_some_and(|block| !held.contains(&block)));
+                assert!(found, "{name} holds {held:?} and finds none of {left} others");
+            }
+        }
+    }
+}
+
 /// Wanted blocks stay where they are to be spared.
 pub fn spares_the_wanted(all: &[(&str, Make)]) {
     for (name, make) in all {
@@ -161,6 +177,11 @@ macro_rules! test_all {
         #[test]
         fn held_blocks_stay_and_wanted_ones_go_last() {
             cache::spares_the_held_and_then_the_wanted(&$all);
+        }
+
+        #[test]
+        fn however_many_are_held_the_others_are_found() {
+            cache::finds_what_is_not_held(&$all);
         }
 
         #[test]

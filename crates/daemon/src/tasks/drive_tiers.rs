@@ -40,8 +40,9 @@ pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) -> Infallib
             tiers.drive(tier, core, table.pool());
             state.purge_void(tier) || state.core.has_prefetches() || state.core.has_backfill()
         });
+        // Not done here: it may be long, and may wait for what only this tier can end.
         if is_more {
-            shared.work_off().await;
+            shared.make_work_due();
         }
         walk(&shared, tier).await;
     }
@@ -62,7 +63,7 @@ async fn expire_skips(shared: Shared) -> Infallible {
         ticks.tick().await;
         shared.event(|state| state.core.expire_skips());
         // There is room for touches again.
-        shared.work_off().await;
+        shared.make_work_due();
     }
 }
 
