@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use forebay_core::Result;
+use rustix::fs::FallocateFlags;
 
 use super::directory::{Directory, in_use, remove_if_there};
 use super::files::{
@@ -173,6 +174,11 @@ pub(super) fn purge_file(home: &Path) -> io::Result<File> {
         file.write_all_at(&PURGE_HEAD, 0)?;
     } else if file.metadata()?.len() < PURGE_FILE_BYTES {
         file.set_len(PURGE_FILE_BYTES)?;
+    }
+    // What is to be remembered later finds its room, also on a filesystem that is full by then.
+    if let Err(error) = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, PURGE_FILE_BYTES) {
+        let error = io::Error::from(error);
+        tracing::warn!(path = %path.display(), %error, "no room is kept for purges; a full filesystem will refuse them");
     }
     Ok(file)
 }

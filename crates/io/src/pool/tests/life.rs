@@ -1,6 +1,6 @@
 //! Creating, recovering, growing, replacing and refusing pools.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 
 use forebay_core::{ErrorKind, Instance};
@@ -129,6 +129,15 @@ fn purges_that_have_ended_are_found_again_also_by_the_next_pool_in_the_same_plac
     assert!(remove(home.path()).unwrap());
     let pool = home.pool(4 * MIB);
     assert_eq!((pool.ended_purges().unwrap(), pool.has_met_disks().unwrap()), (vec![], false));
+}
+
+/// A filesystem that is full by then has it nonetheless.
+#[test]
+fn purges_have_their_room_from_the_beginning() {
+    let home = Home::new();
+    drop(home.pool(4 * MIB));
+    let file = std::fs::metadata(home.path().join("purge")).unwrap();
+    assert!(file.blocks() * 512 >= file.len(), "{} of {} bytes", file.blocks() * 512, file.len());
 }
 
 #[test]
