@@ -109,6 +109,8 @@ def main() -> None:
     home.mkdir()
     os.chdir(home)
     os.environ |= {"HOME": str(home), "TERM": "xterm"}
+    # As at a terminal: what a shell starts in the background ignores interrupts, and so would all that is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with machine(home), Daemon() as daemon:
         for fence in (fence for page in PAGES for fence in fences(page) if fence.kind in RUN):
             for part in parts(fence):
