@@ -94,7 +94,7 @@ impl Purges {
         // Some 2,000 at most, once in a pool's life, at about 1 µs each.
         let record = |(namespace, time)| self.ended.set(pool, EndedPurge { namespace, time });
         let written = heard.into_iter().try_for_each(record);
-        // What is not written is purged again by the next daemon.
+        // If the pool keeps that it has met a disk, what is not written is purged again by the next daemon.
         if let Err(error) = pool.set_met_disks().and(written) {
             tracing::warn!(%error, "cannot write down all purges of which the disks know");
         }
