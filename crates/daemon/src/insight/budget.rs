@@ -34,12 +34,6 @@ impl Budget {
     }
 }
 
-/// The processor time of this thread.
-pub(super) fn thread_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -21,7 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use analysis::Analysis;
-use budget::{Budget, thread_time};
+use budget::Budget;
+use forebay_io::thread_time;
 
 pub use alarm::{Alarm, NAMES as ALARMS, Watch, alarms};
 pub use analysis::Present;

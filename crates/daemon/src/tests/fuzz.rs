@@ -37,7 +37,7 @@ pub(super) const USER: u32 = 1000;
 
 pub(super) struct Daemon {
     pub(super) shared: Shared,
-    clients: Arc<Clients>,
+    pub(super) clients: Arc<Clients>,
     pub(super) runtime: Runtime,
     to_verify: mpsc::UnboundedReceiver<ToVerify>,
     to_move: mpsc::UnboundedReceiver<ToMove>,

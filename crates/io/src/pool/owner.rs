@@ -564,17 +564,12 @@ impl Pool {
     /// The purges that have ended by index. They outlive a pool that was replaced. A record that cannot be read is
     /// cleared.
     pub fn ended_purges(&self) -> Result<Vec<(u32, EndedPurge)>> {
-        let mut purges = Vec::new();
-        for (index, record) in records::ended(&self.purges).map_err(cannot_record)? {
-            if let Some(record) = record {
-                purges.push((index, record));
-                continue;
-            }
+        let found = records::ended(&self.purges).map_err(cannot_record)?;
+        but_for_damaged(found, |index| {
             let hint = "if a disk was away during a purge, purge again when it is back";
             tracing::warn!(index, hint, "the record of a purge that has ended is damaged; the pool forgets the purge");
-            records::clear_ended(&self.purges, index).map_err(cannot_record)?;
-        }
-        Ok(purges)
+            records::clear_ended(&self.purges, index).map_err(cannot_record)
+        })
     }
 
     /// A disk that had blocks has come to this pool, and [`Pool::set_ended_purge`] has told the pool of the purges that
@@ -590,18 +585,25 @@ impl Pool {
 
     /// The recorded purges by index. They outlive a pool that was replaced. A record that cannot be read is cleared.
     pub fn purges(&self) -> Result<Vec<(u32, PurgeRecord)>> {
-        let mut purges = Vec::new();
-        for (index, record) in records::purges(&self.purges).map_err(cannot_record)? {
-            if let Some(record) = record {
-                purges.push((index, record));
-                continue;
-            }
+        let found = records::purges(&self.purges).map_err(cannot_record)?;
+        but_for_damaged(found, |index| {
             let hint = "purge again what was being purged";
             tracing::warn!(index, hint, "the record of a purge is damaged; the purge is forgotten");
-            self.clear_purge(index)?;
-        }
-        Ok(purges)
+            self.clear_purge(index)
+        })
     }
+}
+
+/// The records that can be read; `clear` gets the index of each other.
+fn but_for_damaged<T>(found: Vec<(u32, Option<T>)>, clear: impl Fn(u32) -> Result<()>) -> Result<Vec<(u32, T)>> {
+    let mut readable = Vec::new();
+    for (index, record) in found {
+        match record {
+            Some(record) => readable.push((index, record)),
+            None => clear(index)?,
+        }
+    }
+    Ok(readable)
 }
 
 /// Workers.

@@ -18,13 +18,12 @@ use std::{io, mem, thread};
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::engine::{Done, Engine, Request, Work};
 use super::memory::{Memory, Place, Span};
 use super::registration::Registration;
 use super::shared::{Shared, Waker};
-use crate::descriptors;
+use crate::{descriptors, thread_time};
 
 /// Bytes summed up before the ring is checked again: about 50 µs.
 const SUMMED_BYTES: u64 = 1 << 20;
@@ -332,12 +331,6 @@ impl Loop {
         };
         Done { tag, result, checksum }
     }
-}
-
-/// The processor time of this thread.
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// A ring that works when its thread asks it to, if the kernel supports that (6.1).
