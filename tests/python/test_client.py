@@ -21,6 +21,7 @@ from harness import hashes
 from rig.daemon import Daemon
 from rig.engine import clean_env
 from rig.process import wait_until
+from rig.stores import Valkey
 
 BLOCK = 5000
 
@@ -328,3 +329,58 @@ def test_a_frozen_daemon_is_a_timeout(sockets: Path, daemon: Daemon) -> None:
     daemon.thaw()
     client = Client(str(sockets), deadline=20.0)
     client.inspect()
+
+
+def test_redis_is_asked_for_what_comes_up_from_a_disk_before_the_bytes_are_sent() -> None:
+    size, count, room = 1 << 20, 40, 16
+    with (
+        Valkey().start() as store,
+        Daemon(
+            capacity_bytes=room * size,
+            ssd_bytes=256 << 20,
+            ssd_admission="all",
+            tiers=store.sections,
+            unit_bytes=2 << 20,
+        ) as daemon,
+    ):
+        daemon.start()
+        client = Client(str(daemon.socket.parent), deadline=20.0)
+        namespace = client.open_namespace({"model": "a"}, {0: size})
+        stored = blocks("a", count, size=size)
+
+        def counted(name: str) -> float:
+            return daemon.metrics()[f"forebay_tier_{name}"]
+
+        def get_all() -> None:
+            for key, block in stored:
+                wait_until("it is there", lambda key=key, block=block: client.get(namespace, 0, [key]) == [block], 30)
+
+        for place, block in enumerate(stored):
+            assert client.put(namespace, 0, [block]) == ["stored"]
+            wait_until(
+                f"the disk has {place + 1}", lambda end=place + 1: counted('stored_blocks_total{tier="ssd"}') == end, 30
+            )
+        get_all()
+        wait_until("redis has them", lambda: counted('stored_blocks_total{tier="redis"}') == count, 30)
+        loaded = counted('promoted_bytes_total{tier="ssd"}')
+        get_all()
+        assert counted('promoted_bytes_total{tier="ssd"}') >= loaded + (count - room) * size
+        asked = 'operations_total{tier="redis",op="touch",outcome="done"}'
+        wait_until("redis was asked", lambda: counted(asked) >= count - room, 30)
+        assert counted('stored_blocks_total{tier="redis"}') == count
+
+
+def test_blocks_that_fit_into_no_segment_of_the_disk_are_told_of_once() -> None:
+    size = 1 << 20
+    with Daemon(capacity_bytes=16 << 20, ssd_bytes=64 << 20, ssd_admission="all", unit_bytes=2 << 20) as daemon:
+        daemon.start()
+        client = Client(str(daemon.socket.parent), deadline=20.0)
+        namespace = client.open_namespace({"model": "a"}, {0: size})
+        assert client.put(namespace, 0, blocks("a", 3, size=size)) == ["stored"] * 3
+        failed = 'forebay_tier_unwritten_blocks_total{tier="ssd",reason="failed"}'
+        wait_until("the disk has refused them", lambda: daemon.metrics().get(failed) == 3, 30)
+        log = (daemon.directory / "daemon.log").read_text()
+        told = [line for line in log.splitlines() if "blocks are too long for the tier" in line]
+        assert len(told) == 1, log
+        assert f"length_bytes={size}" in told[0], told
+        assert "tier.ssd.segment_bytes" in told[0], told

@@ -21,7 +21,7 @@ fn rig(per_tick: u32) -> (Rig, NamespaceIndex) {
 
 fn rig_of(units: u32, per_tick: u32) -> (Rig, NamespaceIndex) {
     let mut rig = Rig::new(units);
-    let touching = Some(Touching { per_tick, least_ticks: 1, most_ticks: 1 });
+    let touching = Some(Touching { per_tick, least_ticks: 1, most_ticks: 1, asks_per_tick: 0 });
     rig.core.open_tier(Limits { admission: Admission::All, is_shared: true, touching, ..Limits::default() });
     let ns = rig.open(1, &layout(SMALL));
     (rig, ns)
@@ -233,4 +233,77 @@ fn what_left_the_pool_meanwhile_is_nobodys() {
     let slots = rig.reserve(ns, 1);
     assert_eq!(rig.commit(ns, 0, None, slots[0]), CommitOutcome::Stored);
     assert_eq!(follow(&mut rig).0, 1);
+}
+
+const DISK: TierId = TierId(1);
+
+/// A shared store that takes hits, and a disk that takes all and has these blocks.
+fn rig_with_a_disk(keys: &[u64]) -> (Rig, NamespaceIndex) {
+    let mut rig = Rig::new(256);
+    let touching = Some(Touching { per_tick: 5, least_ticks: 1, most_ticks: 1, asks_per_tick: 100 });
+    let admission = Admission::SecondSighting;
+    rig.core.open_tier(Limits { admission, is_shared: true, touching, ..Limits::default() });
+    rig.core.open_tier(Limits { admission: Admission::All, ..Limits::default() });
+    let ns = rig.open(1, &layout(SMALL));
+    for some in keys.chunks(50) {
+        rig.store(ns, some[0].checked_sub(1), some);
+        assert_eq!(follow(&mut rig), (some.len(), vec![]));
+    }
+    assert_eq!(rig.core.tier_report(DISK).stats.stored, keys.len() as u64);
+    (rig, ns)
+}
+
+#[test]
+fn a_store_is_asked_for_a_block_of_the_disk_before_the_block_is_sent() {
+    let (mut rig, ns) = rig_with_a_disk(&[0, 1, 2]);
+    let (stored, touches) = hit(&mut rig, ns, &[0, 1, 2]);
+    let keys: Vec<_> = touches.iter().map(|touch| rig.core.block_key(touch.0).hash).collect();
+    assert_eq!((stored, keys), (0, vec![hash(0), hash(1), hash(2)]));
+    assert_eq!(hit(&mut rig, ns, &[0, 1, 2]), (0, vec![]), "one question at a time");
+    end(&mut rig, &touches[..2], FOUND);
+    end(&mut rig, &touches[2..], GONE);
+    assert_eq!(follow(&mut rig), (1, vec![]), "what the store lacks is sent at once");
+    assert_eq!(hit(&mut rig, ns, &[0, 1, 2]), (0, vec![]));
+    rig.core.expire_skips();
+    assert_eq!(hit(&mut rig, ns, &[0, 1, 2]).1.len(), 3, "and is touched like others");
+    assert_eq!(stats(&rig).lost, 0, "it never had it");
+}
+
+#[test]
+fn a_store_that_cannot_be_asked_is_sent_the_block() {
+    let (mut rig, ns) = rig_with_a_disk(&[0]);
+    let (_, touches) = hit(&mut rig, ns, &[0]);
+    end(&mut rig, &touches, Outcome::Failed(ErrorKind::Timeout));
+    assert_eq!(follow(&mut rig), (0, vec![]));
+    let (stored, touches) = hit(&mut rig, ns, &[0]);
+    assert_eq!((stored, touches.len()), (0, 1), "the next hit asks again");
+    end(&mut rig, &touches, Outcome::Failed(ErrorKind::Unsupported));
+    assert_eq!(follow(&mut rig), (1, vec![]));
+}
+
+#[test]
+fn what_is_purged_while_the_store_is_asked_is_not_sent() {
+    let (mut rig, ns) = rig_with_a_disk(&[0, 1]);
+    let (_, touches) = hit(&mut rig, ns, &[0, 1]);
+    assert_eq!(touches.len(), 2);
+    rig.core.purge(rig.core.namespace_id(ns)).unwrap();
+    end(&mut rig, &touches, GONE);
+    assert_eq!(follow(&mut rig), (0, vec![]));
+}
+
+#[test]
+fn the_store_is_asked_within_a_limit() {
+    let keys: Vec<u64> = (0..150).collect();
+    let (mut rig, ns) = rig_with_a_disk(&keys);
+    let (_, mut touches) = hit(&mut rig, ns, &keys);
+    while rig.core.step() {}
+    touches.extend(follow(&mut rig).1);
+    assert_eq!(touches.len(), 100);
+    rig.core.expire_skips();
+    while rig.core.step() {}
+    touches.extend(follow(&mut rig).1);
+    assert_eq!(touches.len(), 150);
+    end(&mut rig, &touches, FOUND);
+    rig.core.expire_skips();
+    assert_eq!(hit(&mut rig, ns, &keys).1.len(), 5, "touches have a limit of their own");
 }

@@ -5,7 +5,7 @@ use forebay_core::tiers::Touching;
 use forebay_sim::fleet::{Fleet, Told, run};
 
 /// As the daemon touches stores that evict by use.
-const TOUCHES: Told = Told::Touches(Touching { per_tick: 512, least_ticks: 1, most_ticks: 128 });
+const TOUCHES: Told = Told::Touches(Touching { per_tick: 512, least_ticks: 1, most_ticks: 128, asks_per_tick: 0 });
 
 fn main() {
     let base = Fleet {

@@ -4,14 +4,19 @@
 //! loses its mark: the next sighting writes it back like one that never was there, and by the same rules. A store that
 //! is sick or refuses the touch changes nothing; the next period asks again.
 //!
+//! A block that the store is not known to have, and another tier has, is not written at once: a touch asks for it
+//! first. It came up from a disk, say, and the store may have had it for as long as the disk.
+//!
 //! Invariants: what is touched is not pinned. Nothing is touched on a tier that is closed or only read from, nor while
 //! its namespace is being purged. `tiers/marks.rs` says how often.
 
 use crate::core::Core;
+use crate::error::ErrorKind;
 use crate::journal::Effect;
 use crate::key::{BlockId, BlockKey, Generation, TierId};
 use crate::slots::{Block, State};
 use crate::tier::Outcome;
+use crate::tiers::NEVER_KNOWN;
 
 /// Touches that one event asks for, at about 0.3 µs each; [`Core::step`] asks for the next ones.
 const TOUCHES: usize = 64;
@@ -50,6 +55,9 @@ impl Core {
 
     /// What the tier says of a block that it was told the use of.
     pub fn touched(&mut self, tier: TierId, block: BlockId, generation: Generation, age: u8, outcome: Outcome) {
+        if age == NEVER_KNOWN {
+            return self.told(tier, block, generation, outcome);
+        }
         let is_gone = outcome == Outcome::Absent;
         let Some(marks) = self.tiers.marks_mut(tier) else { return };
         if is_gone || matches!(outcome, Outcome::Found) {
@@ -61,6 +69,20 @@ impl Core {
         if is_gone && !is_waiting && self.resident_key(block, generation).is_some() {
             self.slots.remove_tier(block, tier.bit());
             self.tiers.forget_location(self.tier_key_of(block), tier);
+        }
+    }
+
+    /// What the tier says of a block that another tier has.
+    fn told(&mut self, tier: TierId, block: BlockId, generation: Generation, outcome: Outcome) {
+        let is_marked = self.resident_key(block, generation).is_some() && self.slots[block].tiers & tier.bit() != 0;
+        let is_waiting = self.tiers.marks(tier).is_some_and(|marks| marks.is_waiting(block));
+        if outcome == Outcome::Found || !is_marked || is_waiting {
+            return;
+        }
+        self.slots.remove_tier(block, tier.bit());
+        // After another failure the next sighting asks again.
+        if matches!(outcome, Outcome::Absent | Outcome::Failed(ErrorKind::Unsupported)) && self.is_current(block) {
+            self.queue_asked(tier, block);
         }
     }
 

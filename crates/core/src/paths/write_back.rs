@@ -182,16 +182,33 @@ impl Core {
 
     /// The same of a block that has this key on the tiers, and is not marked as one that this tier has.
     fn queue_missing(&mut self, tier: TierId, block: BlockId, key: Fingerprint, parent: Option<Position>) -> bool {
-        if self.tiers.has(tier, key) {
+        let is_taken = if self.tiers.has(tier, key) {
             self.tiers.confirm(tier, block);
+            true
+        } else if self.tiers.is_asked_first(tier, key) {
+            // A question costs less than a block. [`Core::touched`] queues the block if it is not there.
+            self.tiers.ask(tier, block)
         } else {
-            let generation = self.slots[block].generation;
-            if !self.tiers.enqueue(tier, Queued { block, generation, parent }) {
-                return false;
-            }
+            self.enqueue(tier, block, parent)
+        };
+        if is_taken {
+            self.slots.add_tier(block, tier.bit());
         }
-        self.slots.add_tier(block, tier.bit());
-        true
+        is_taken
+    }
+
+    fn enqueue(&mut self, tier: TierId, block: BlockId, parent: Option<Position>) -> bool {
+        let generation = self.slots[block].generation;
+        self.tiers.enqueue(tier, Queued { block, generation, parent })
+    }
+
+    /// The tier was asked for a block that another tier has, and lacks it. Where the block stands in a prompt matters
+    /// only to disks.
+    pub(crate) fn queue_asked(&mut self, tier: TierId, block: BlockId) {
+        if self.enqueue(tier, block, None) {
+            self.slots.add_tier(block, tier.bit());
+        }
+        self.start_write_backs();
     }
 
     /// Whether a prefix leads to the block on this tier, as far as that is known.

@@ -5,6 +5,9 @@
 //! there. The period is a fraction of what the store keeps. It begins short. It doubles when blocks were still there
 //! that nobody here had touched for several periods. It halves when blocks as old as that were gone.
 //!
+//! A block that only another tier is known to have may be here as well. It is asked for, by a touch, before it is
+//! stored.
+//!
 //! Invariants: constant work for a sighting. One byte for a block, and eight for each that waits to be touched. Between
 //! two ticks at most so many touches are asked for as the limits say; the rest waits, and the first that was seen is
 //! the first that is touched. A block waits once. A block that waits to be written is not touched.
@@ -19,6 +22,8 @@ const PERIODS: u8 = 254;
 const UNWRITTEN: u8 = 0;
 /// The block waits to be touched.
 const DUE: u8 = 255;
+/// Instead of the periods since a block was last known to be there: the tier was never asked for it.
+pub(crate) const NEVER_KNOWN: u8 = 255;
 /// Blocks that may wait to be touched. More than that are due for longer than the longest period.
 const MAX_DUE: usize = 1 << 16;
 /// A store that keeps blocks for so many periods is touched often enough.
@@ -39,6 +44,9 @@ pub struct Touching {
     pub least_ticks: u32,
     /// The same, at most.
     pub most_ticks: u32,
+    /// Questions between two ticks for blocks that another tier has, before they are stored here: each is a touch. 0
+    /// where a store asks by itself.
+    pub asks_per_tick: u32,
 }
 
 /// See the module's head.
@@ -48,12 +56,15 @@ pub(crate) struct Marks {
     known: Vec<Option<Box<[u8; PAGE]>>>,
     /// What waits to be touched, and the period in which it was last known to be there.
     due: VecDeque<(BlockId, u8)>,
+    /// What waits to be asked for.
+    asked: VecDeque<BlockId>,
     period: u8,
     /// Ticks of a period, before they are spread.
     length: u32,
     /// Ticks until the next period.
     left: u32,
     budget: u32,
+    budget_of_asks: u32,
     caution: u32,
     /// Touches of this period that found their block, those of them that show that the store keeps blocks for long
     /// enough, and touches whose block was gone too early.
@@ -70,10 +81,12 @@ impl Marks {
             limits,
             known: Vec::new(),
             due: VecDeque::new(),
+            asked: VecDeque::new(),
             period: 1,
             length,
             left: length,
             budget: limits.per_tick,
+            budget_of_asks: limits.asks_per_tick,
             caution: 0,
             kept: 0,
             kept_long: 0,
@@ -106,17 +119,44 @@ impl Marks {
         }
     }
 
-    /// Whether a block may be touched now.
-    pub fn has_due(&self) -> bool {
-        self.budget > 0 && !self.due.is_empty()
+    /// Whether a touch asks for a block before it is stored.
+    pub fn asks_first(&self) -> bool {
+        self.limits.asks_per_tick > 0
     }
 
-    /// The next block to be touched, and the periods since it was last known to be there. It counts as known from now
-    /// on. The caller leaves out what the tier does not have any more.
+    /// The tier may have the block: it waits to be touched, which tells. False if no more may wait.
+    pub fn ask(&mut self, block: BlockId) -> bool {
+        let has_room = self.asked.len() < MAX_DUE;
+        if has_room {
+            self.asked.push_back(block);
+            *self.of(block) = DUE;
+        }
+        has_room
+    }
+
+    /// Whether a block may be touched now.
+    pub fn has_due(&self) -> bool {
+        self.has_asked() || self.budget > 0 && !self.due.is_empty()
+    }
+
+    fn has_asked(&self) -> bool {
+        self.budget_of_asks > 0 && !self.asked.is_empty()
+    }
+
+    /// The next block to be touched, and the periods since it was last known to be there, or [`NEVER_KNOWN`]. It counts
+    /// as known from now on. The caller leaves out what the tier does not have any more.
     pub fn take_due(&mut self) -> Option<(BlockId, u8)> {
+        // What was written anew meanwhile is left out, and another block of the same number.
+        while self.has_asked() {
+            let block = self.asked.pop_front()?;
+            if self.get(block) == DUE {
+                self.budget_of_asks -= 1;
+                self.confirm(block);
+                return Some((block, NEVER_KNOWN));
+            }
+        }
         while self.has_due() {
             let (block, known) = self.due.pop_front()?;
-            // Written anew meanwhile, or another block of the same number.
             if self.get(block) == DUE {
                 self.budget -= 1;
                 self.confirm(block);
@@ -145,6 +185,7 @@ impl Marks {
     /// Time passes.
     pub fn tick(&mut self) {
         self.budget = self.limits.per_tick;
+        self.budget_of_asks = self.limits.asks_per_tick;
         self.left -= 1;
         if self.left == 0 {
             self.judge();
@@ -155,7 +196,7 @@ impl Marks {
 
     pub fn heap_bytes(&self) -> usize {
         let pages = self.known.iter().flatten().count() * PAGE;
-        let due = self.due.capacity() * size_of::<(BlockId, u8)>();
+        let due = self.due.capacity() * size_of::<(BlockId, u8)>() + self.asked.capacity() * size_of::<BlockId>();
         pages + due + self.known.capacity() * size_of::<Option<Box<[u8; PAGE]>>>()
     }
 
@@ -202,7 +243,7 @@ mod tests {
     const BLOCK: BlockId = BlockId(5000);
 
     fn marks(per_tick: u32, most_ticks: u32) -> Marks {
-        Marks::new(Touching { per_tick, least_ticks: 1, most_ticks }, 7)
+        Marks::new(Touching { per_tick, least_ticks: 1, most_ticks, asks_per_tick: 0 }, 7)
     }
 
     /// All of them are seen; what may be touched now.

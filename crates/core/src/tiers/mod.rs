@@ -30,6 +30,7 @@ pub(crate) use locations::LoadHealth;
 use locations::Locations;
 pub use locations::MEMORY_BYTES_PER_BLOCK;
 use marks::Marks;
+pub(crate) use marks::NEVER_KNOWN;
 pub use marks::Touching;
 pub(crate) use presence::Presence;
 use presence::PresenceCache;
@@ -380,7 +381,14 @@ impl Tiers {
 
     /// Whether the tier is known to have the block of this key.
     pub fn has(&self, tier: TierId, key: Fingerprint) -> bool {
-        self.location(key).is_some_and(|(known, _)| known == tier)
+        let is_shared = self.limits(tier).is_shared;
+        let known = if is_shared { self.presence.location(key) } else { self.locations.get(key) };
+        known.is_some_and(|(known, _)| known == tier)
+    }
+
+    /// Whether the tier is to be asked for the block of this key before it is stored there: another tier has it.
+    pub fn is_asked_first(&self, tier: TierId, key: Fingerprint) -> bool {
+        self.marks(tier).is_some_and(Marks::asks_first) && self.location(key).is_some_and(|(known, _)| known != tier)
     }
 
     /// The position of a block in its prompt; the same for blocks of all groups that end there.
@@ -469,6 +477,11 @@ impl Tiers {
     pub fn to_touch(&self) -> Option<TierId> {
         let has_due = |tier: &TierId| self.marks(*tier).is_some_and(Marks::has_due) && self.is_open(*tier);
         self.writable().find(has_due)
+    }
+
+    /// The block waits to be asked for. False if there is no room, or the tier cannot be asked.
+    pub fn ask(&mut self, tier: TierId, block: BlockId) -> bool {
+        self.marks_mut(tier).is_some_and(|marks| marks.ask(block))
     }
 
     /// The tier has the block.

@@ -22,9 +22,9 @@ const SICK_AFTER: Duration = Duration::from_secs(1);
 /// milliseconds.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Touches that are handed to the tier in a turn, of which there are a hundred a second or more: so few that no lookup
-/// waits behind them.
-const TOUCHES_AT_ONCE: usize = 4;
+/// In each turn the touches of so many parts of a second are handed to the tier: so few that no lookup waits behind
+/// them, and enough, since there are a hundred turns a second or more.
+const TOUCHING_TURNS: u32 = 64;
 
 /// A tier could not be opened.
 pub struct Failure {
@@ -58,14 +58,16 @@ pub struct Driver {
     removals: Submissions,
     /// Handed over a few at a time.
     touches: Submissions,
+    touches_at_once: usize,
     pub(super) purges: Purges,
     /// As the core was told.
     pub(super) was_healthy: bool,
     changed_at: Instant,
     /// What the log says of it.
     logged_healthy: Option<bool>,
-    /// Warnings of damaged blocks.
+    /// Warnings of damaged blocks, and of those that are too long.
     damaged: Seldom,
+    too_long: Seldom,
     /// The daemon is going away.
     pub(super) is_closed: bool,
     /// Whether it was sick then.
@@ -94,10 +96,18 @@ impl Driver {
     pub(super) fn new(spec: &dyn TierSpec, core: &mut Core) -> Driver {
         let (options, is_shared) = (spec.options(), spec.capabilities().is_shared);
         let parts = spec.disks().unwrap_or(1);
-        let touching = spec.touching().map(|touching| {
+        let touches = spec.touching();
+        let per_second = touches.as_ref().map_or(0, |touches| touches.per_second + touches.asks_per_second);
+        let touches_at_once = per_second.div_ceil(TOUCHING_TURNS) as usize;
+        let touching = touches.map(|touches| {
             let ticks = |time: Duration| (time.as_secs() / TICK.as_secs()).max(1) as u32;
-            let per_tick = touching.per_second * TICK.as_secs() as u32;
-            Touching { per_tick, least_ticks: ticks(touching.least), most_ticks: ticks(touching.most) }
+            let in_a_tick = |per_second| per_second * TICK.as_secs() as u32;
+            Touching {
+                per_tick: in_a_tick(touches.per_second),
+                least_ticks: ticks(touches.least),
+                most_ticks: ticks(touches.most),
+                asks_per_tick: in_a_tick(touches.asks_per_second),
+            }
         });
         let limits = Limits { admission: options.admission, is_shared, parts, touching, ..Limits::default() };
         Driver {
@@ -118,11 +128,13 @@ impl Driver {
             others: Submissions::default(),
             removals: Submissions::default(),
             touches: Submissions::default(),
+            touches_at_once,
             purges: Purges::default(),
             was_healthy: false,
             changed_at: Instant::now(),
             logged_healthy: None,
             damaged: Seldom::default(),
+            too_long: Seldom::default(),
             is_closed: false,
             was_closed_sick: false,
             last_done: Instant::now(),
@@ -317,6 +329,19 @@ impl Driver {
         tracing::warn!(tier = self.name, blocks, hint, "the tier gave damaged blocks; they are misses");
     }
 
+    /// A tier takes no block of this length.
+    fn warn_of_length(&self, length_bytes: u64) {
+        let Some(blocks) = self.too_long.add(Instant::now().into_std()) else { return };
+        let hint = match self.is_shared {
+            true => "give the engines a smaller `--block-size`",
+            false => {
+                "a block must fit into a segment, which by default has a 64th of the disk: raise \
+                 `tier.ssd.capacity_bytes`, or set `tier.ssd.segment_bytes` and give the daemon an empty file"
+            }
+        };
+        tracing::warn!(tier = self.name, length_bytes, blocks, hint, "blocks are too long for the tier");
+    }
+
     /// What came into an own tier since the last turn: parts that were missing, with their blocks.
     fn hear_of_parts(&mut self, core: &mut Core) {
         let is_told = self.are_transfers_over || self.is_shared;
@@ -378,7 +403,7 @@ impl Driver {
         tier.advance(now);
         tier.poll(&mut ended);
         tier.take_late(&mut late);
-        self.touches.submit_some(TOUCHES_AT_ONCE, tier);
+        self.touches.submit_some(self.touches_at_once, tier);
         let is_healthy = tier.health() == Health::Healthy && !self.is_closed;
         self.take_stale(is_healthy, &mut ended);
         self.hear_of_parts(core);
@@ -418,6 +443,9 @@ impl Driver {
                 promoted(block, (slot, generation), outcome, core, pool);
             }
             Under::Store { block, key, length_bytes } => {
+                if outcome == Outcome::Failed(ErrorKind::Invalid) {
+                    self.warn_of_length(length_bytes);
+                }
                 if !core.written_back(self.id, block, outcome) {
                     self.remove(key, length_bytes);
                 }

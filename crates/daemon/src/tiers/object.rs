@@ -87,7 +87,7 @@ impl TierSpec for TierObject {
     /// A bucket evicts nothing by use, and each request has a price. But its rules may end objects that are in use.
     fn touching(&self) -> Option<Touches> {
         let hour = Duration::from_secs(3600);
-        Some(Touches { per_second: 16, least: hour, most: hour })
+        Some(Touches { per_second: 16, least: hour, most: hour, asks_per_second: 0 })
     }
 
     fn check(&self) -> Result<()> {

@@ -136,7 +136,7 @@ impl TierSpec for TierRedis {
     }
 
     fn touching(&self) -> Option<Touches> {
-        Some(Touches::by_use(self.ttl_seconds.map(Duration::from_secs)))
+        Some(Touches { asks_per_second: 2048, ..Touches::by_use(self.ttl_seconds.map(Duration::from_secs)) })
     }
 
     fn check(&self) -> Result<()> {

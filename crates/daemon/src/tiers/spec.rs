@@ -113,6 +113,9 @@ pub struct Touches {
     /// blocks for long.
     pub least: Duration,
     pub most: Duration,
+    /// Blocks of other tiers that the store is asked for, by a touch each, before they are sent there. 0 where a store
+    /// asks by itself.
+    pub asks_per_second: u32,
 }
 
 impl Touches {
@@ -120,7 +123,7 @@ impl Touches {
     /// block unused, if that is known. With one touch in four minutes, 256 a second keep 65,536 blocks of a host.
     pub fn by_use(kept: Option<Duration>) -> Touches {
         let most = Duration::from_secs(256);
-        Touches { per_second: 256, least: TICK, most: kept.map_or(most, |kept| most.min(kept / 4)) }
+        Touches { per_second: 256, least: TICK, most: kept.map_or(most, |kept| most.min(kept / 4)), asks_per_second: 0 }
     }
 }
 
