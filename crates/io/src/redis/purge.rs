@@ -6,10 +6,13 @@
 //! node was giving or taking a slot; otherwise another pass follows. With sentinels, the master must be the same. Where
 //! those who are asked name different masters, all of them are emptied.
 //!
+//! A replica that becomes the master has what it has not removed yet. So the replicas that follow a master are waited
+//! for.
+//!
 //! Invariant: a server that the tier uses at the end of a purge that succeeds is one of those that were emptied. The
 //! tier may use one that nobody names any more. If such a server is a replica, its blocks go with those of its master.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,6 +36,9 @@ const UNLINKS_AT_ONCE: usize = 64;
 /// If a cluster still moves slots after this many passes, the purge must be repeated when it is at rest.
 const MOST_PASSES: u32 = 5;
 const PASS_PAUSE: Duration = Duration::from_secs(1);
+/// A replica says once a second how far it is.
+const REPLICA_PATIENCE: Duration = Duration::from_secs(10);
+const REPLICA_PAUSE: Duration = Duration::from_millis(100);
 
 /// `used` tells which servers the tier uses.
 pub(super) fn place(settings: &Arc<Settings>, used: impl Fn() -> BTreeSet<Address> + Send + 'static) -> Place {
@@ -77,13 +83,17 @@ fn empty(settings: &Settings, used: &dyn Fn() -> BTreeSet<Address>, purging: &Pu
 
 /// Scans all masters, even if some fail. Returns what may have moved meanwhile.
 fn pass(masters: &Masters, settings: &Settings, purging: &Purging) -> Result<Option<String>> {
-    let (mut seen, mut failure) = (None, None);
+    let (mut seen, mut failure, mut followed) = (None, None, Vec::new());
     for address in masters.addresses().into_values() {
         match (Master { address, settings, purging, seen: None }).empty() {
-            Ok(seen_here) => seen = seen.or(seen_here),
+            Ok((seen_here, followed_here)) => {
+                seen = seen.or(seen_here);
+                followed.extend(followed_here);
+            }
             Err(error) => failure = failure.or(Some(error)),
         }
     }
+    let failure = failure.or(await_replicas(followed, purging).err());
     failure.map_or(Ok(seen), Err)
 }
 
@@ -97,7 +107,7 @@ struct Master<'a> {
 }
 
 impl Master<'_> {
-    fn empty(mut self) -> Result<Option<String>> {
+    fn empty(mut self) -> Result<(Option<String>, Option<Followed>)> {
         let begun = Instant::now();
         let (mut client, _) = BlockingClient::connect(
             self.address,
@@ -121,7 +131,7 @@ impl Master<'_> {
             cursor = next;
         }
         self.look_for_moves(&mut client)?;
-        Ok(self.seen)
+        Ok((self.seen, Followed::by(self.address, client)?))
     }
 
     /// Removes exactly those names that are blocks of the namespaces.
@@ -166,6 +176,95 @@ impl Master<'_> {
             self.seen = Some(format!("{}: it gives or takes a slot", self.address));
         }
         Ok(())
+    }
+}
+
+/// A master whose replicas have not done what it has done.
+struct Followed {
+    client: BlockingClient,
+    address: Address,
+    /// How far the master is, in bytes of its replication.
+    offset: u64,
+    /// The replicas.
+    behind: Vec<String>,
+}
+
+impl Followed {
+    /// `None` if no replica is behind, or the server does not tell.
+    fn by(address: &Address, mut client: BlockingClient) -> Result<Option<Followed>> {
+        let Some(Replication { offset, replicas }) = Replication::of(address, &mut client)? else { return Ok(None) };
+        let behind: Vec<_> = replicas.into_iter().filter(|(_, at)| *at < offset).map(|(name, _)| name).collect();
+        let followed = Followed { client, address: address.clone(), offset, behind };
+        Ok(Some(followed).filter(|followed| !followed.behind.is_empty()))
+    }
+
+    /// Asks again. Whether some are still behind.
+    fn is_behind(&mut self) -> Result<bool> {
+        let Some(now) = Replication::of(&self.address, &mut self.client)? else { return Ok(false) };
+        self.behind.retain(|name| now.replicas.get(name).is_none_or(|at| *at < self.offset));
+        Ok(!self.behind.is_empty())
+    }
+}
+
+/// Waits until all replicas have done what their masters have done, in the time for all of them together.
+fn await_replicas(mut followed: Vec<Followed>, purging: &Purging) -> Result<()> {
+    let due = Instant::now() + REPLICA_PATIENCE;
+    while !followed.is_empty() {
+        thread::sleep(REPLICA_PAUSE);
+        purging.rest(Instant::now())?;
+        let mut behind = Vec::new();
+        for mut master in followed {
+            if master.is_behind()? {
+                behind.push(master);
+            }
+        }
+        if let Some(master) = behind.first().filter(|_| Instant::now() >= due) {
+            return Err(Error::new(ErrorKind::Unavailable, "a replica has not removed the blocks yet")
+                .with("server", &master.address)
+                .with("replica", &master.behind[0])
+                .hint("purge again when the replica follows its master: as a master it would bring blocks back"));
+        }
+        followed = behind;
+    }
+    Ok(())
+}
+
+/// What a server tells of its replication.
+struct Replication {
+    /// How far it is itself, in bytes.
+    offset: u64,
+    /// How far each replica is that follows it.
+    replicas: BTreeMap<String, u64>,
+}
+
+impl Replication {
+    /// `None` if the server does not tell.
+    fn of(address: &Address, client: &mut BlockingClient) -> Result<Option<Replication>> {
+        let mut command = Vec::new();
+        resp::command(&mut command, &[b"INFO", b"replication"]);
+        let reply = client.ask(&command, 1)?.remove(0);
+        let told = reply.text().and_then(Replication::read);
+        if told.is_none() {
+            tracing::warn!(
+                server = %address,
+                reply = reply.error().unwrap_or("another reply than expected"),
+                hint = "give the urls' user the right to INFO, or purge again if a replica soon becomes the master",
+                "a purge cannot see whether replicas have removed the blocks"
+            );
+        }
+        Ok(told)
+    }
+
+    fn read(told: &str) -> Option<Replication> {
+        let offset = told.lines().find_map(|line| line.strip_prefix("master_repl_offset:")?.parse().ok())?;
+        let replica = |line: &str| {
+            let (_, fields) = line.strip_prefix("slave")?.split_once(':')?;
+            let fields: BTreeMap<&str, &str> = fields.split(',').filter_map(|field| field.split_once('=')).collect();
+            let is_following = fields.get("state") == Some(&"online");
+            let place = format!("{}:{}", fields.get("ip")?, fields.get("port")?);
+            is_following.then_some((place, fields.get("offset")?.parse().ok()?))
+        };
+        Some(Replication { offset, replicas: told.lines().filter_map(replica).collect() })
     }
 }
 

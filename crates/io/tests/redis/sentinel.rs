@@ -199,3 +199,39 @@ fn a_purge_empties_the_server_that_is_used_though_no_sentinel_names_it_any_more(
     assert_eq!(emptied(&bed, &[OWN]), (1, 1));
     assert_eq!(former.admin().must(&["DBSIZE"]), "0");
 }
+
+#[test]
+fn a_purge_waits_for_replicas_and_fails_while_one_that_follows_stands_still() {
+    std::thread::scope(|scope| BOTH.iter().for_each(|kind| drop(scope.spawn(|| check_replica(*kind)))));
+}
+
+fn check_replica(kind: Kind) {
+    let (master, replica) = (Server::on_port(kind, &[]), Server::on_port(kind, &[]));
+    let port = replica.port.unwrap();
+    replica.admin().must(&["REPLICAOF", "127.0.0.1", &master.port.unwrap().to_string()]);
+    let mut bed = Bed::ready(&config(&master.tcp_url()));
+    bed.store_all(0..100, 4096);
+    until(|| replica.admin().must(&["DBSIZE"]) == "100", || "the replica does not follow".to_string());
+    let told = || master.admin().must(&["INFO", "replication"]);
+    until(|| told().contains("state=online"), told);
+    replica.signal(Signal::STOP);
+    // The second purge finds no value on the master any more, and the replica has all of them.
+    for blocks in [100, 0] {
+        let (outcome, removed, _) = empty(&bed, &[OWN]);
+        let error = outcome.unwrap_err();
+        assert!(error.to_string().contains(&port.to_string()) && error.hint_text().is_some(), "{error}");
+        assert_eq!((error.kind(), removed), (ErrorKind::Unavailable, blocks));
+    }
+    replica.signal(Signal::CONT);
+    assert_eq!(emptied(&bed, &[OWN]), (0, 0));
+    assert_eq!(replica.admin().must(&["DBSIZE"]), "0");
+}
+
+#[test]
+fn a_user_who_may_not_ask_for_replicas_can_purge() {
+    let server = Server::on_port(Kind::Valkey, &[]);
+    server.admin().must(&["ACL", "SETUSER", "cache", "on", ">pw", "~*", "+@all", "-info"]);
+    let mut bed = Bed::ready(&config(&server.tcp_url().replace("redis://", "redis://cache:pw@")));
+    bed.store_all(0..10, 100);
+    assert_eq!(emptied(&bed, &[OWN]), (10, 10));
+}
