@@ -28,6 +28,15 @@ use crate::serve::runtime;
 const REMOVAL: Duration = Duration::from_secs(5);
 
 pub fn run(arguments: &Bench) -> std::result::Result<(), Failure> {
+    let plot = match arguments {
+        Bench::Copy(arguments) => &arguments.plot,
+        Bench::Device(arguments) => &arguments.plot,
+        Bench::Lookup(arguments) => &arguments.plot,
+        Bench::Redis(arguments) => &arguments.plot,
+        Bench::Ssd(arguments) => &arguments.plot,
+        Bench::Transfer(arguments) => &arguments.plot,
+    };
+    plot.iter().try_for_each(|path| forebay_sim::chart::check(path))?;
     match arguments {
         Bench::Copy(arguments) => copy::run(arguments),
         Bench::Device(arguments) => device::run(arguments),

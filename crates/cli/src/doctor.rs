@@ -14,6 +14,7 @@ mod tier;
 use std::borrow::Cow;
 
 use forebay_daemon::config::{Key, Origin, keys};
+use forebay_io::secret_file;
 use forebay_rpc::RPC_SOCKET;
 use forebay_rpc::client::find_sockets;
 use serde::Serialize;
@@ -94,8 +95,8 @@ pub fn run(arguments: &Doctor) -> Result<(), Failure> {
         checks.append(&mut daemon.checks);
     }
     let is_there = daemon.holdings.is_some() || daemon.is_silent;
-    let refusal = if is_there { None } else { pool::refusal(&config) };
-    checks.extend(machine::checks(&config, daemon.holdings.as_ref(), disks, refusal));
+    let outlook = if is_there { Ok(None) } else { pool::outlook(&config) };
+    checks.extend(machine::checks(&config, daemon.holdings.as_ref(), disks, outlook));
     checks.extend(gpu::checks());
     checks.push(numa::check(daemon.holdings.as_ref()));
     checks.extend(tier::sealing(&config));
@@ -103,6 +104,10 @@ pub fn run(arguments: &Doctor) -> Result<(), Failure> {
         true => checks.extend(tier::unjudged(&config)),
         false => checks.extend(tier::checks(&config, daemon.tiers.as_deref())),
     }
+    let exposed = secret_file::readable_by_all().into_iter();
+    checks.extend(exposed.map(|file| {
+        Check::warn("secrets", format!("all users who reach `{}` can read it", file.display()), secret_file::HIDE)
+    }));
     if let Some(holdings) = &daemon.holdings {
         let is_same = config.pool.capacity_bytes.0 == holdings.capacity_bytes;
         checks.extend(unchecked(&flags, is_same));

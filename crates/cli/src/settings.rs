@@ -62,7 +62,7 @@ impl Daemon {
             check_names(&variables()).map_err(Failure::Usage)?.iter().for_each(|warning| failure::warn(warning));
             let (directory, passed_over) = look_for_sockets();
             if let Some(why) = passed_over {
-                failure::warn(&format!("{why}; nothing comes of this file"));
+                failure::warn(&format!("{why}; this file is ignored"));
             }
             return Ok(directory);
         };

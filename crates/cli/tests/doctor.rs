@@ -394,3 +394,42 @@ fn doctor_counts_no_blocks_of_a_shared_store() {
         finding(&report, "fs") == format!("it is serving: `{}`", shared.path().display())
     });
 }
+
+#[test]
+fn doctor_says_that_a_pool_would_be_replaced_and_that_a_disk_keeps_its_capacity() {
+    let (place, home) = (Place::new(), tempfile::tempdir().unwrap());
+    let disk = home.path().join("disk");
+    let with_disk = ["--tier.ssd.create", "true", "--tier.ssd.disks", disk.to_str().unwrap()];
+    let of = |bytes: &'static str| [&with_disk[..], &["--tier.ssd.capacity_bytes", bytes]].concat();
+    let daemon = Daemon::start(&place, &[CAPACITY, &of("64MiB")].concat());
+    wait_until("the disk is there", || daemon.log().contains("opened a disk"));
+    daemon.kill();
+    let same = report(&doctor(&place, &[&of("64MiB")[..], &["--json"]].concat()));
+    assert_eq!(
+        (check(&same, "pool")["verdict"].as_str(), check(&same, "ssd")["verdict"].as_str()),
+        (Some("ok"), Some("ok"))
+    );
+    assert!(finding(&same, "ssd").ends_with("can be used"), "{same:#}");
+    for other in ["32MiB", "128MiB"] {
+        let report = report(&doctor(&place, &[&of(other)[..], &["--pool.unit_bytes", "2MiB", "--json"]].concat()));
+        assert_eq!(check(&report, "pool")["verdict"], "warn", "{report:#}");
+        assert!(finding(&report, "pool").contains("would be replaced, and its blocks lost"), "{report:#}");
+        assert!(finding(&report, "ssd").contains("64.0 MiB that it was formatted with"), "{report:#}");
+    }
+    let daemon = Daemon::start(&place, &[CAPACITY, &of("32MiB")].concat());
+    wait_until("the log says so", || daemon.log().contains("a disk keeps the capacity and the segments"));
+    daemon.kill();
+}
+
+#[test]
+fn doctor_names_a_file_of_a_secret_that_all_users_may_read() {
+    let (place, home) = (Place::new(), tempfile::tempdir().unwrap());
+    let file = home.path().join("secret");
+    std::fs::write(&file, "a secret of at least thirty-two bytes").unwrap();
+    for (mode, verdict) in [(0o644, Some("warn")), (0o600, None)] {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        let report = report(&doctor(&place, &["--tier.secret_file", file.to_str().unwrap(), "--json"]));
+        let found = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "secrets");
+        assert_eq!(found.and_then(|check| check["verdict"].as_str()), verdict, "{report:#}");
+    }
+}

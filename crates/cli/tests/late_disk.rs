@@ -300,6 +300,8 @@ fn a_purge_waits_for_a_disk_that_is_missing_and_reaches_its_blocks_when_it_comes
     let told =
         command::run(&["purge", "--tenant", "t", "--socket.directory", place.sockets().to_str().expect("UTF-8")]);
     assert!(told.code == 1 && told.err.contains("still on a tier") && told.err.contains("after a restart"), "{told:?}");
+    let says = [format!("missing=`{}`", first.display()), "pool_blocks=`".to_owned(), "disk_blocks=`".to_owned()];
+    assert!(says.iter().all(|says| told.err.contains(says)), "{told:?}");
     fs::rename(&away, &first).expect("ours");
     rig.is_taken(0);
     rig.purges();

@@ -239,6 +239,7 @@ fn commands_look_for_the_daemon_where_flags_variables_and_the_file_say_in_this_o
     assert!(found(&file, &["FOREBAY_SOCKET_DIRECTORY=/run/second"], &[]).contains("/run/second/"));
     let both = ["FOREBAY_SOCKET_DIRECTORY=/run/second", "FOREBAY_SOCKET=/run/first/forebay.sock"];
     assert!(found(&file, &both, &[]).contains("/run/first/"));
+    assert!(found(&file, &both, &[]).contains("(`FOREBAY_SOCKET`)"), "the hint names the variable that counts");
     assert!(found(&file, &both, &["--socket.directory", "/run/flag"]).contains("/run/flag/"));
     assert!(found(&file, &["FOREBAY_CONFIG="], &[]).contains("/run/forebay/"));
     // What another version of the daemon understands, or nobody, keeps no client from its daemon.

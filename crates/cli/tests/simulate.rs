@@ -176,3 +176,29 @@ fn a_capacity_in_bytes_needs_the_size_of_a_block() {
         assert_eq!(text(&output.stderr), "", "progress is for terminals");
     }
 }
+
+#[test]
+fn what_cannot_end_well_is_refused_before_the_replay_with_a_hint() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let trace = cut("synth");
+    let (zipped, cut_short) = (directory.path().join("trace.jsonl.gz"), directory.path().join("trace.jsonl.zst"));
+    std::fs::write(&zipped, [0x1f, 0x8b, 8, 0]).expect("ours");
+    let whole = std::fs::read(&trace).expect("it is there");
+    std::fs::write(&cut_short, &whole[..whole.len() / 2]).expect("ours");
+    let [trace, zipped, cut_short] = [&trace, &zipped, &cut_short].map(|path| path.to_str().expect("UTF-8"));
+    for (arguments, says, hint) in [
+        (&[trace, "--plot", "/nope/x.svg"][..], "cannot write plot", "name a file in a directory"),
+        (&[trace, "--one-time", "1.5"], "one_time=`1.5`", "such as 0.5"),
+        (&[trace, trace, "--block-bytes", "1,2,3"], "neither one value", "one for each trace"),
+        (&[zipped], "compressed by gzip", "gunzip"),
+        (&[cut_short], "damaged or cut short", "copy it anew"),
+    ] {
+        let told = command::run(&[&["simulate"], arguments].concat());
+        assert!(told.code == 1 && told.out.is_empty(), "{told:?}");
+        assert!(told.err.contains(says) && told.err.contains(hint) && !told.err.contains("Error {"), "{told:?}");
+    }
+    // A plot that is there stays if the command fails, and none is left.
+    let plot = directory.path().join("plot.svg");
+    let told = command::run(&["simulate", cut_short, "--plot", plot.to_str().expect("UTF-8")]);
+    assert!(told.code == 1 && !plot.exists(), "{told:?}");
+}

@@ -20,6 +20,14 @@ const OTHERS_READ: u32 = 0o004;
 /// Files that this process warned of. A configuration is checked before it is used, so its files are read repeatedly.
 static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
+/// What to do with a file of a secret that all users may read.
+pub const HIDE: &str = "run `chmod o-r` on it; in Kubernetes, set `defaultMode: 0400` of the secret's volume";
+
+/// Those that this process has read and that all users may read.
+pub fn readable_by_all() -> Vec<PathBuf> {
+    WARNED.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+}
+
 /// The file's text without one newline at its end. Errors name the key and the file.
 pub fn read_secret(key: &'static str, path: &Path) -> Result<String> {
     let bytes = read_file(key, path)?;
@@ -44,7 +52,7 @@ pub(crate) fn read_file(key: &'static str, path: &Path) -> Result<Vec<u8>> {
         tracing::warn!(
             key,
             file = %path.display(),
-            hint = "run `chmod o-r` on it; in Kubernetes, set `defaultMode: 0400` of the secret's volume",
+            hint = HIDE,
             "all users who reach the file of a secret can read it"
         );
     }

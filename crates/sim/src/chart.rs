@@ -3,6 +3,8 @@
 //! Values start at zero. The first axis has a tick at each value that a line has there, as far as there is room.
 
 use std::fmt::Write;
+use std::fs::File;
+use std::io;
 use std::path::Path;
 
 use forebay_core::{Error, ErrorKind, Result};
@@ -75,8 +77,20 @@ pub struct Panel {
 
 /// Writes an SVG file.
 pub fn write(path: &Path, panels: &[Panel]) -> Result<()> {
-    let failed = |error| Error::new(ErrorKind::Io, "cannot write plot").with("path", path.display()).source(error);
-    std::fs::write(path, svg(panels)).map_err(failed)
+    std::fs::write(path, svg(panels)).map_err(|error| cannot_write(path, error))
+}
+
+/// Whether the file can be written, before a long measurement: what is there stays as it is.
+pub fn check(path: &Path) -> Result<()> {
+    let is_new = !path.exists();
+    let opened = File::options().append(true).create(true).open(path);
+    let checked = opened.and_then(|_| if is_new { std::fs::remove_file(path) } else { Ok(()) });
+    checked.map_err(|error| cannot_write(path, error))
+}
+
+fn cannot_write(path: &Path, error: io::Error) -> Error {
+    let error = Error::new(ErrorKind::Io, "cannot write plot").with("path", path.display()).source(error);
+    error.hint("name a file in a directory that is there and to which this user may write")
 }
 
 fn svg(panels: &[Panel]) -> String {

@@ -28,6 +28,7 @@ pub const MAX_LINE_BYTES: usize = 16 << 20;
 pub const MAX_ACCESSES: usize = 256 << 20;
 
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// For whoever names another file.
 const NO_TRACE: &str = "name a trace of Mooncake or Qwen-Bailian, or one that `forebay trace record` wrote";
 
@@ -47,24 +48,39 @@ pub fn read(path: &Path, hints: Hints) -> Result<Trace> {
         error.hint("name a file of one JSON object a line, as `forebay trace record` writes it; it may end in `.zst`")
     };
     let mut input = BufReader::with_capacity(1 << 20, File::open(path).map_err(file)?);
-    let is_zstd = input.fill_buf().map_err(file)?.starts_with(&ZSTD_MAGIC);
+    let head = input.fill_buf().map_err(file)?;
+    if head.starts_with(&GZIP_MAGIC) {
+        let error = Error::invalid("the trace is compressed by gzip").with("path", path.display());
+        return Err(error.hint("uncompress it with `gunzip`: a trace is plain, or compressed by zstd"));
+    }
+    let is_zstd = head.starts_with(&ZSTD_MAGIC);
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let name = name.trim_end_matches(".zst").trim_end_matches(".jsonl");
     let trace = if is_zstd {
         let decoder = ruzstd::decoding::StreamingDecoder::new(input);
         let mut decoder = decoder.map_err(|error| file(std::io::Error::other(error.to_string())))?;
-        let trace = read_lines(name, BufReader::with_capacity(1 << 20, &mut decoder), hints);
+        let trace = read_lines(name, BufReader::with_capacity(1 << 20, Decoded(&mut decoder)), hints);
         let (told, counted) = (decoder.decoder.get_checksum_from_data(), decoder.decoder.get_calculated_checksum());
         if trace.is_ok() && told.is_some() && told != counted {
             let error =
                 Error::new(ErrorKind::Corrupt, "the trace's compressed bytes are damaged").with("path", path.display());
             return Err(error.hint("copy it anew"));
         }
-        trace
+        let anew = |error: Error| if error.kind() == ErrorKind::Io { error.hint("copy it anew") } else { error };
+        trace.map_err(anew)
     } else {
         read_lines(name, input, hints)
     };
     trace.map_err(|error| error.with("path", path.display()))
+}
+
+/// What a decoder gives. Its own words for damage are about its inner parts.
+struct Decoded<R>(R);
+
+impl<R: Read> Read for Decoded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(buffer).map_err(|_| std::io::Error::other("its compressed bytes are damaged or cut short"))
+    }
 }
 
 /// Reads a trace from plain text.

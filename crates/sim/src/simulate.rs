@@ -186,8 +186,11 @@ impl Row {
 /// Runs the whole simulation; long ones report to `progress` about every second. Writes the plot if requested.
 pub fn simulate(arguments: &Arguments, progress: &mut dyn Write) -> Result<Vec<Row>> {
     if !(0.0..=0.95).contains(&arguments.one_time) {
-        return Err(Error::invalid("the share of one-time requests is 0 to 0.95").with("one_time", arguments.one_time));
+        return Err(Error::invalid("the share of one-time requests is 0 to 0.95")
+            .with("one_time", arguments.one_time)
+            .hint("give a share such as 0.5"));
     }
+    arguments.plot.iter().try_for_each(|path| crate::chart::check(path))?;
     let policies = policies(&arguments.policy)?;
     let mut rows = Vec::new();
     let run = |base: Trace, progress: &mut dyn Write, rows: &mut Vec<Row>| {
@@ -219,7 +222,8 @@ fn read_trace(arguments: &Arguments, at: usize) -> Result<Trace> {
         ref each => {
             return Err(Error::invalid("`--block-bytes` has neither one value nor one for each trace")
                 .with("values", each.len())
-                .with("traces", arguments.traces.len()));
+                .with("traces", arguments.traces.len())
+                .hint("give one value, or one for each trace, in the order of the traces"));
         }
     };
     if block_bytes.is_some_and(|bytes| !(1..=Layout::MAX_BLOCK_BYTES).contains(&bytes)) {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{ErrorKind, Result};
 use forebay_daemon::config::Config;
 use forebay_daemon::{Disks, IndexMemory};
 use forebay_device::Level;
@@ -14,24 +14,24 @@ use super::{Check, pool};
 use crate::machine::{field, read};
 use crate::output::size;
 
-/// `holdings` is what a running daemon says of its pool; `disks` are those of this host to which blocks go. `refusal`
-/// is why `serve` would not open the pool, where no daemon runs.
+/// `holdings` is what a running daemon says of its pool; `disks` are those of this host to which blocks go. `outlook`
+/// is what `serve` would do with the pool, where no daemon runs.
 pub fn checks(
     config: &Config,
     holdings: Option<&Holdings>,
     disks: Option<Disks>,
-    refusal: Option<Error>,
+    outlook: pool::Outlook,
 ) -> Vec<Check> {
     let capacity_bytes = holdings.map_or(config.pool.capacity_bytes.0, |holdings| holdings.capacity_bytes);
     let held_bytes = holdings.map_or_else(|| bytes_in(&config.pool.directory), |holdings| holdings.populated_bytes);
     let room = Room::read(&existing(&config.pool.directory));
-    let lacks_memory = refusal.as_ref().filter(|error| error.kind() == ErrorKind::Full);
+    let lacks_memory = outlook.as_ref().err().filter(|error| error.kind() == ErrorKind::Full);
     let memory = || memory(&room, capacity_bytes, held_bytes);
     let mut checks = vec![lacks_memory.map_or_else(memory, |error| Check::failed("memory", error))];
     let missing_bytes = capacity_bytes.saturating_sub(held_bytes);
     let known = disks.filter(|disks| disks.capacity_bytes > 0).zip(room.as_ref().ok());
     checks.extend(known.map(|(disks, room)| index(&disks.when_full(), room, missing_bytes)));
-    checks.extend(pool::checks(config, holdings, held_bytes, refusal));
+    checks.extend(pool::checks(config, holdings, held_bytes, outlook));
     // Only the i/o of disks gains from pinned memory.
     let to_pin_bytes = if disks.is_some() { capacity_bytes } else { 0 };
     checks.extend(room.ok().map(|room| memlock(room.memlock_bytes, may_pin_all(), to_pin_bytes)));

@@ -21,22 +21,32 @@ const NAME: &str = "huge pages";
 /// Less than this share of huge pages is worth a warning; a few small ones at the edges are not.
 const ENOUGH: f64 = 0.95;
 
-pub fn checks(config: &Config, holdings: Option<&Holdings>, held_bytes: u64, refusal: Option<Error>) -> Vec<Check> {
+pub fn checks(config: &Config, holdings: Option<&Holdings>, held_bytes: u64, outlook: Outlook) -> Vec<Check> {
     if let Some(holdings) = holdings {
         return vec![of_daemon(holdings, config.pool.huge_pages)];
     }
     // A pool that does not fit is what the check of memory is about.
-    match refusal.filter(|error| error.kind() != ErrorKind::Full) {
-        Some(error) => vec![Check::failed("pool", &error)],
-        None => {
-            let usable = Check::ok("pool", format!("`{}` can be used", config.pool.directory.display()));
-            [usable].into_iter().chain(huge_pages(config, held_bytes)).collect()
+    let directory = config.pool.directory.display();
+    let usable = match outlook {
+        Err(error) if error.kind() != ErrorKind::Full => return vec![Check::failed("pool", &error)],
+        Ok(Some(reason)) => {
+            let finding = format!("the pool in `{directory}` would be replaced, and its blocks lost: {reason}");
+            Check::warn(
+                "pool",
+                finding,
+                "keep `pool.unit_bytes`, and lower `pool.capacity_bytes` only to lose the blocks",
+            )
         }
-    }
+        _ => Check::ok("pool", format!("`{directory}` can be used")),
+    };
+    [usable].into_iter().chain(huge_pages(config, held_bytes)).collect()
 }
 
-/// Why `serve` would not open the configured pool, if it would not.
-pub fn refusal(config: &Config) -> Option<Error> {
+/// Why `serve` would replace the pool that is there, if it would, or the error with which it would not open one.
+pub type Outlook = Result<Option<String>>;
+
+/// What `serve` would do with the configured pool.
+pub fn outlook(config: &Config) -> Outlook {
     let wanted = PoolConfig {
         directory: config.pool.directory.clone(),
         capacity_bytes: config.pool.capacity_bytes.0,
@@ -45,7 +55,7 @@ pub fn refusal(config: &Config) -> Option<Error> {
     };
     let directory = check_directory(&config.pool.directory, Holds::Pool);
     let usable = directory.and_then(|(path, is_there)| if is_there { check_mount(&path) } else { Ok(()) });
-    usable.and_then(|()| Pool::check(&wanted)).err()
+    usable.and_then(|()| Pool::check(&wanted))
 }
 
 fn huge_pages(config: &Config, held_bytes: u64) -> Option<Check> {

@@ -143,7 +143,11 @@ fn said_of_store(store: &StoreInfo) -> String {
     if !refused.is_empty() {
         return refused.join("; ");
     }
-    let colon = if store.trouble.is_empty() { "" } else { ": " };
+    let colon = match (store.trouble.is_empty(), store.is_healthy) {
+        (true, _) => "",
+        (false, true) => ", last problem: ",
+        (false, false) => ": ",
+    };
     format!("`{}`{colon}{}", store.name, escaped(&store.trouble))
 }
 
@@ -208,7 +212,7 @@ mod tests {
         };
         for (tier, verdict, says) in [
             (tier("serving", store(true, "")), Verdict::Ok, "`cache:6379`"),
-            (tier("serving", store(true, "lost once")), Verdict::Ok, "`cache:6379`: lost once"),
+            (tier("serving", store(true, "lost once")), Verdict::Ok, "`cache:6379`, last problem: lost once"),
             (
                 tier("serving", StoreInfo { refuses_writes: "OOM".to_string(), ..store(true, "lost once") }),
                 Verdict::Warn,

@@ -25,11 +25,11 @@ const WIDE: usize = 100;
 /// At most `height` lines of at most `width`.
 pub fn draw(frame: &FrameReply, look: &Look, width: usize, height: usize) -> Vec<Line> {
     let mut lines = vec![header(frame, look, width)];
-    lines.extend(wrong(frame, look));
+    lines.extend(wrong(frame, look).into_iter().flat_map(|line| line.wrapped(width, 7)));
     let room = height.saturating_sub(lines.len() + 1);
     let body = match look.view {
         View::Answer => answer(frame, look, width, room),
-        View::Misses => misses_in_full(frame),
+        View::Misses => misses_in_full(frame, width),
         View::Curves => curves(frame),
         View::Engines => who::engines(frame, look, width, room),
         View::Tiers => tiers_in_full(frame),
@@ -302,7 +302,7 @@ fn help_of_sizes(frame: &FrameReply) -> Vec<Line> {
     ]
 }
 
-fn misses_in_full(frame: &FrameReply) -> Vec<Line> {
+fn misses_in_full(frame: &FrameReply, width: usize) -> Vec<Line> {
     let columns = [
         Column { head: "WHY NOT", width: 20 },
         Column { head: ">keys/s", width: 8 },
@@ -313,16 +313,20 @@ fn misses_in_full(frame: &FrameReply) -> Vec<Line> {
     let line = |miss: &FrameMiss| {
         let share = percent(miss.share_ratio);
         let meaning = crate::advise::meaning(&miss.reason).to_owned();
-        let cells = [words(&miss.reason), count(miss.keys_per_second), share, miss.keys.to_string(), meaning];
-        Line::plain(row(&columns, &cells))
+        let cells = [words(&miss.reason), count(miss.keys_per_second), share, miss.keys.to_string()];
+        let figures = row(&columns, &cells) + "  ";
+        let indent = figures.chars().count();
+        Line::plain(figures).and(Style::Plain, meaning).wrapped(width, indent)
     };
     let lookups = frame.lookups.unwrap_or_default();
     let all = format!(
         "{} keys were looked up since the daemon started; {} were hits; the others missed for these reasons",
         lookups.keys, lookups.hits
     );
-    let mut lines = vec![Line::default(), Line::plain(all), Line::default(), heads(&columns)];
-    lines.extend(frame.misses.iter().map(line));
+    let mut lines = vec![Line::default()];
+    lines.extend(Line::plain(all).wrapped(width, 0));
+    lines.extend([Line::default(), heads(&columns)]);
+    lines.extend(frame.misses.iter().flat_map(line));
     lines
 }
 

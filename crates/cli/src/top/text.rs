@@ -45,6 +45,25 @@ impl Line {
         left
     }
 
+    /// As several lines, each no longer than that: the last piece goes on behind `indent` blanks.
+    pub fn wrapped(mut self, width: usize, indent: usize) -> Vec<Line> {
+        let Some((style, text)) = self.0.pop() else { return vec![self] };
+        let (mut lines, mut at) = (Vec::new(), self.len());
+        let mut fitting = String::new();
+        for word in text.split_inclusive(' ') {
+            let len = word.trim_end().chars().count();
+            if at + len > width && !fitting.is_empty() {
+                self.0.push((style, std::mem::take(&mut fitting)));
+                lines.push(std::mem::replace(&mut self, Line::plain(" ".repeat(indent))));
+                at = indent;
+            }
+            fitting += word;
+            at += word.chars().count();
+        }
+        lines.push(self.and(style, fitting));
+        lines
+    }
+
     /// No longer than that.
     pub fn clipped(self, width: usize) -> Line {
         let mut left = width;

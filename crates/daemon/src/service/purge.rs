@@ -53,17 +53,21 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
     let is_of_tenant = request.namespace_id.is_empty();
     let begun = Instant::now();
     let (own, emptied) = tokio::join!(still_on_own_tiers(shared, &ids, is_of_tenant, wait), emptied);
-    let (purging, unnamed) = {
-        let state = shared.lock();
+    let (purging, unnamed, missing) = {
+        let mut state = shared.lock();
         // Of a purge at the same time too: the tiers count for all.
         let removed = state.tiers.purged_blocks().saturating_sub(removed_before);
         reply.disk_blocks = state.tiers.has_own_disks().then_some(removed);
         // Looked for only now: a tier that was being opened when the purge began had told of nothing.
-        (state.tiers.purging(&ids), if is_of_tenant { unnamed(&state, &ids) } else { Vec::new() })
+        let missing = state.tiers.missing_disks();
+        (state.tiers.purging(&ids), if is_of_tenant { unnamed(&state, &ids) } else { Vec::new() }, missing)
     };
-    let told = |tier| match purging.contains(&tier) {
-        true => still_on(tier, begun.elapsed()),
-        false => not_whole(tier, begun.elapsed()),
+    let told = |tier| {
+        let error = match purging.contains(&tier) {
+            true => still_on(tier, begun.elapsed()),
+            false => not_whole(tier, begun.elapsed()),
+        };
+        if missing.is_empty() { error } else { error.with("missing", missing.join(", ")) }
     };
     let mut own: Vec<(&str, Error)> = own.into_iter().map(|tier| (tier, told(tier))).collect();
     own.extend(unnamed_error(&unnamed).map(|error| ("disks", error)));
@@ -88,7 +92,8 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         let own = own.into_iter().map(|(tier, error)| PurgedPlace { tier: tier.to_owned(), ..failed(&error) });
         reply.places = emptied.into_iter().map(place).chain(own).collect();
     } else if !own.is_empty() {
-        return Err(own.swap_remove(0).1);
+        let error = own.swap_remove(0).1.with("pool_blocks", reply.purged_blocks);
+        return Err(reply.disk_blocks.into_iter().fold(error, |error, blocks| error.with("disk_blocks", blocks)));
     }
     reply.namespace_ids = known.iter().map(|id| id.0.to_be_bytes().to_vec()).collect();
     Ok(reply)

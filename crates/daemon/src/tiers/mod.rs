@@ -183,6 +183,13 @@ impl Tiers {
         self.drivers.iter().filter(|driver| !driver.is_shared && !driver.is_whole()).map(|driver| driver.name)
     }
 
+    /// Names of this host's disks that are missing.
+    pub fn missing_disks(&mut self) -> Vec<String> {
+        let tiers = self.drivers.iter_mut().filter(|driver| !driver.is_shared).filter_map(Driver::driven);
+        let missing = tiers.flat_map(|tier| tier.disks()).filter(|disk| disk.missing.is_some());
+        missing.map(|disk| disk.name).collect()
+    }
+
     /// Blocks that purges removed from this host's own tiers since these were opened.
     pub fn purged_blocks(&self) -> u64 {
         self.drivers.iter().map(|driver| driver.purge_report().removed_blocks).sum()

@@ -44,7 +44,8 @@ settings! {
         /// fill the wrong filesystem.
         create: bool = false;
         /// Size of the segments in which space is reclaimed, a power of two; no block may be longer. From 64 KiB to
-        /// 1 GiB. Not set by default: about a 64th of the disk, from 1 MiB to 256 MiB.
+        /// 1 GiB. Not set by default: about a 64th of the disk, from 1 MiB to 256 MiB. A disk that is there keeps its
+        /// own.
         segment_bytes: Option<Bytes> = None;
         /// I/O engine: `auto` takes `io_uring` where the kernel allows it, and `threads` elsewhere.
         engine: EngineChoice = EngineChoice::Auto;
@@ -353,7 +354,11 @@ impl Setting for EngineChoice {
 fn judged(disk: &DiskConfig, look: Look, are_others_there: bool) -> Vec<Result<String>> {
     let shown = disk.path.display();
     match look.prospect {
-        Ok(Prospect::Take) => vec![Ok(format!("`{shown}` can be used"))],
+        Ok(Prospect::Take { made_bytes: None }) => vec![Ok(format!("`{shown}` can be used"))],
+        Ok(Prospect::Take { made_bytes: Some(bytes) }) => {
+            let bytes = human(bytes);
+            vec![Ok(format!("`{shown}` can be used, with the {bytes} that it was formatted with, until it is deleted"))]
+        }
         Ok(Prospect::Make { .. }) if are_others_there && !disk.create => vec![Err(missing_beside_others(&disk.path))],
         Ok(Prospect::Make { free_bytes }) => {
             let (wanted, free) = (human(disk.capacity_bytes.unwrap_or(0)), human_at_most(free_bytes));

@@ -59,19 +59,20 @@ impl Pool {
     }
 
     /// Errors as [`Pool::open`] would: somebody uses the pool, workers map one of another shape, or there is no room.
-    /// Takes the pool's lock for a moment, and changes nothing. A directory that does not exist is not made.
-    pub fn check(config: &PoolConfig) -> Result<()> {
+    /// Otherwise, why the pool that is there would be replaced, if it would be. Takes the pool's lock for a moment, and
+    /// changes nothing. A directory that does not exist is not made.
+    pub fn check(config: &PoolConfig) -> Result<Option<String>> {
         if !config.directory.exists() {
             let home = config.directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-            return check_room(home, &Geometry::new(config.capacity_bytes, config.unit_bytes)?, 0);
+            return check_room(home, &Geometry::new(config.capacity_bytes, config.unit_bytes)?, 0).map(|()| None);
         }
         let directory = Directory::claim(&config.directory)?;
         let found = found::look(&directory)?;
         let is_crowded = found::is_crowded(&directory)?;
         let summary = found.as_ref().map(|found| found.summary(is_crowded));
         match (plan(summary, config)?, found) {
-            (Plan::Keep(geometry), Some(found)) => check_growth(&found, &geometry),
-            (Plan::Make { geometry, .. }, found) => {
+            (Plan::Keep(geometry), Some(found)) => check_growth(&found, &geometry).map(|()| None),
+            (Plan::Make { geometry, reason }, found) => {
                 let freed_bytes = found.as_ref().and_then(|found| found.data.as_ref());
                 let freed_bytes = freed_bytes.map_or(0, |(_, data)| held_bytes(data));
                 check_room(
@@ -79,6 +80,7 @@ impl Pool {
                     &geometry,
                     freed_bytes,
                 )
+                .map(|()| reason)
             }
             (Plan::Keep(_), None) => unreachable!("there is nothing to keep"),
         }

@@ -47,11 +47,15 @@ impl BlockingClient {
     ) -> Result<(BlockingClient, Reply)> {
         access.tls.iter().for_each(Tls::renew);
         let due = Instant::now() + config.connect_timeout;
+        let hint = match access.tls {
+            Some(_) => "check the server, and whether it speaks TLS on this port, and try again when it answers",
+            None => "check the server, and try again when it answers",
+        };
         let cannot = |why: String| {
             Error::new(ErrorKind::Unavailable, "cannot connect to the server")
                 .with("server", address)
                 .source(why)
-                .hint("check the server, and try again when it answers")
+                .hint(hint)
         };
         let inbox = Arc::new(Inbox::new().map_err(|error| cannot(error.to_string()))?);
         let mut dialer = Dialer::new(address.clone());
@@ -98,6 +102,13 @@ impl BlockingClient {
                 "give the urls' user the rights to SCAN and UNLINK, and in a cluster to CLUSTER SLOTS, CLUSTER INFO \
                  and CLUSTER NODES"
             }
+            _ if text.contains("DB index") => {
+                "name a database that the server has at the end of the urls, such as `/0`"
+            }
+            _ if text.contains("cluster support disabled") => {
+                "set `tier.redis.mode` to `single`, or name a cluster's nodes"
+            }
+            _ if text.contains("without any password") => "take the password out of the urls: the server has none",
             "NOAUTH" | "WRONGPASS" => "check user and password in the urls",
             "READONLY" => "try again when the server is a master, or set the url to its master",
             "ERR" => {

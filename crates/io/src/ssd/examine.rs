@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use forebay_core::{Error, Result};
@@ -16,13 +16,17 @@ use super::device::{
     DAEMON_BYTE, cannot, check_kind, check_place, free_bytes, in_use, judged, needs_capacity, no_room,
     open_for_transfers, place_of, trusted_path,
 };
+use super::layout::{Geometry, PAGE_BYTES};
 use crate::uring::is_locked;
 
 /// What a daemon would do with a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Prospect {
     /// It would take what is there.
-    Take,
+    Take {
+        /// The capacity of a disk that was formatted, where another one is configured: it keeps its own.
+        made_bytes: Option<u64>,
+    },
     /// It would make a file.
     Make {
         /// Free space of the filesystem there.
@@ -111,7 +115,17 @@ fn examine_disk(real: &Path, links: OFlags, config: &DiskConfig) -> Result<Prosp
         // Whether it is mounted. The description is closed at once.
         open_for_transfers(real, links, &file)?;
     }
-    Ok(Prospect::Take)
+    Ok(Prospect::Take { made_bytes: other_capacity(&file, config) })
+}
+
+/// The capacity that a disk keeps, if that is not the configured one.
+fn other_capacity(file: &File, config: &DiskConfig) -> Option<u64> {
+    let mut first = [0; PAGE_BYTES];
+    file.read_exact_at(&mut first, 0).ok()?;
+    let (geometry, wanted) = (Geometry::decode_superblock(&first)?, config.capacity_bytes?);
+    let made_bytes = geometry.disk_bytes();
+    let is_other = wanted < made_bytes || made_bytes + geometry.segment_bytes <= wanted;
+    is_other.then_some(made_bytes)
 }
 
 fn examine_place(real: &Path, config: &DiskConfig) -> Result<Prospect, Vec<Error>> {

@@ -8,7 +8,7 @@ use forebay_core::ErrorKind;
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Health, Outcome, Tier};
 use forebay_io::StoreReport;
-use forebay_io::redis::{Credentials, Redis, RedisConfig, examine};
+use forebay_io::redis::{Credentials, Mode, Redis, RedisConfig, examine};
 use forebay_io::uring::Region;
 
 use crate::bed::{Bed, config, key, loaded, name_of};
@@ -35,6 +35,27 @@ fn passwords_users_and_databases_are_told_to_the_server() {
         let mut bed = Bed::ready(&with_password(&server, "cache:w:rd"));
         bed.store_all([2], 4096);
         assert_eq!(bed.look(2, 4096), loaded(2, 4096));
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_url_is_told_with_what_to_change() {
+    for kind in BOTH {
+        let server = Server::on_port(kind, &[]);
+        let database = RedisConfig { urls: vec![format!("{}/99", server.tcp_url())], ..config("redis://x") };
+        let cluster = RedisConfig { mode: Mode::Cluster, ..config(&server.tcp_url()) };
+        for (config, hint) in [
+            (database, "name a database"),
+            (with_password(&server, ":secret"), "take the password"),
+            (cluster, "to `single`"),
+        ] {
+            let error = examine(&config).remove(0).unwrap_err();
+            assert!(
+                error.hint_text().is_some_and(|told| told.contains(hint)),
+                "{kind:?}: {error}: {:?}",
+                error.hint_text()
+            );
+        }
     }
 }
 

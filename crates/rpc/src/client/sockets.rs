@@ -51,6 +51,12 @@ fn sockets_of_file(path: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
+/// The variable to set, or to correct: the first that is set hides the other one.
+pub(super) fn variable() -> &'static str {
+    let is_set = |variable: &&str| env::var_os(variable).is_some_and(|value| !value.is_empty());
+    VARIABLES.into_iter().find(is_set).unwrap_or(VARIABLES[1])
+}
+
 /// What `FOREBAY_SOCKET` or `FOREBAY_SOCKET_DIRECTORY` names.
 pub fn sockets_of_variables() -> Option<PathBuf> {
     let values = VARIABLES.iter().filter_map(|variable| env::var(variable).ok());

@@ -10,6 +10,8 @@ use std::{fs, io};
 use forebay_core::trust::{Facts, Role, Trust};
 use forebay_core::{Error, ErrorKind, Result};
 
+use super::sockets::variable;
+
 /// Names the user whose daemon is believed besides root's and the own one, where `socket.allow_uids` of that daemon
 /// names this user.
 const VARIABLE: &str = "FOREBAY_DAEMON_UID";
@@ -43,8 +45,7 @@ pub fn unreachable(kind: ErrorKind, path: &Path, why: impl Into<Box<dyn std::err
         }
         (Some(io::ErrorKind::PermissionDenied), None) => allow_user(),
         (Some(io::ErrorKind::WouldBlock), _) => "it accepts nobody: see whether it is stopped or hangs".to_string(),
-        _ => "start it with `forebay serve`, or name the directory of its sockets (`FOREBAY_SOCKET_DIRECTORY`)"
-            .to_string(),
+        _ => format!("start it with `forebay serve`, or name the directory of its sockets (`{}`)", variable()),
     };
     Error::new(kind, "cannot reach the daemon").with("socket", path.display()).source(why).hint(hint)
 }

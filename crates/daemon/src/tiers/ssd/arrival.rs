@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_io::ssd::{Answer, ClaimProcess, DiskClaim, DiskConfig, Inbox, SsdConfig, named_twice};
+use forebay_io::ssd::{Answer, ClaimProcess, DiskClaim, DiskConfig, DiskReport, Inbox, SsdConfig, named_twice};
 use forebay_io::uring::Region;
 
 use super::novelty::{Known, Novelty, missing_beside_others};
@@ -79,8 +79,24 @@ impl Arrival {
         let (engine, why) = (disk.engine, &disk.engine_why);
         let (disk, blocks, is_direct) = (disk.name.as_str(), disk.blocks, disk.is_direct);
         tracing::info!(disk, blocks, engine, why, is_direct, "opened a disk");
+        self.warn_of_geometry(&opened.report());
         self.inbox.opened(self.place, opened);
         Ok(())
+    }
+
+    /// A disk that is there keeps its capacity and its segments, whatever is configured now.
+    fn warn_of_geometry(&self, found: &DiskReport) {
+        let (made_bytes, segment_bytes) = (found.geometry.disk_bytes(), found.geometry.segment_bytes);
+        let is_longer = self.disk().capacity_bytes.is_some_and(|wanted| wanted < made_bytes);
+        if is_longer || self.config.segment_bytes.is_some_and(|wanted| wanted != segment_bytes) {
+            tracing::warn!(
+                disk = found.name,
+                made_bytes,
+                segment_bytes,
+                hint = "delete the file, and the daemon makes another one; its blocks are lost",
+                "a disk keeps the capacity and the segments that it was formatted with"
+            );
+        }
     }
 
     /// A file that is missing is made if the operator says so, or if all disks are new.
