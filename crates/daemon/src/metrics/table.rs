@@ -137,7 +137,8 @@ static METRICS: &[Metric] = &[
     metric("forebay_lookup_keys_total", "Keys looked up: the sum of hits and misses.", Counter(|s| s.core.keys)),
     metric(
         "forebay_lookup_hits_total",
-        "Keys looked up that were hits: their blocks were ready, with no gap before them in the prompt.",
+        "Keys looked up that were hits: their blocks were ready, with no gap before them in the prompt. Keys of `Get` are \
+         hits one by one.",
         Counter(|s| s.core.hits),
     ),
     metric(
