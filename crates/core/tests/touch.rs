@@ -45,6 +45,11 @@ fn follow(rig: &mut Rig) -> (usize, Vec<Touch>) {
                     assert_eq!(tier, STORE);
                     touches.push((block, generation, age));
                 }
+                Effect::Promote { tier, block, generation, .. } => {
+                    assert_eq!(tier, DISK);
+                    let length_bytes = rig.core.block_length_bytes(block);
+                    assert!(rig.core.promoted(block, generation, Outcome::Loaded { length_bytes, checksum: 1 }));
+                }
                 _ => {}
             }
         }
@@ -235,11 +240,10 @@ fn what_left_the_pool_meanwhile_is_nobodys() {
     assert_eq!(follow(&mut rig).0, 1);
 }
 
-const DISK: TierId = TierId(1);
-
-/// A shared store that takes hits, and a disk that takes all and has these blocks.
-fn rig_with_a_disk(keys: &[u64]) -> (Rig, NamespaceIndex) {
-    let mut rig = Rig::new(256);
+/// A shared store that takes hits, and a disk that takes all. The disk has these blocks, the store was given the first
+/// `given` of them, and none is in the pool.
+fn rig_with_a_disk(keys: &[u64], given: usize) -> (Rig, NamespaceIndex) {
+    let mut rig = Rig::new(keys.len().div_ceil(4).max(4) as u32);
     let touching = Some(Touching { per_tick: 5, least_ticks: 1, most_ticks: 1, asks_per_tick: 100 });
     let admission = Admission::SecondSighting;
     rig.core.open_tier(Limits { admission, is_shared: true, touching, ..Limits::default() });
@@ -249,14 +253,44 @@ fn rig_with_a_disk(keys: &[u64]) -> (Rig, NamespaceIndex) {
         rig.store(ns, some[0].checked_sub(1), some);
         assert_eq!(follow(&mut rig), (some.len(), vec![]));
     }
-    assert_eq!(rig.core.tier_report(DISK).stats.stored, keys.len() as u64);
+    if given > 0 {
+        assert_eq!(hit(&mut rig, ns, &keys[..given]), (given, vec![]), "the store was never given them");
+    }
+    evict(&mut rig, ns, keys);
     (rig, ns)
 }
 
+fn evict(rig: &mut Rig, ns: NamespaceIndex, keys: &[u64]) {
+    let mut others = 10_000..20_000;
+    while keys.iter().any(|key| rig.is_resident(ns, *key)) {
+        rig.store(ns, None, &[others.next().expect("they are evicted at some time")]);
+        follow(rig);
+    }
+    rig.effects();
+}
+
+/// Brings them up from the disk, and hits them.
+fn use_again(rig: &mut Rig, ns: NamespaceIndex, keys: &[u64]) -> (usize, Vec<Touch>) {
+    let (mut stored, mut touches) = (0, Vec::new());
+    for _ in 0..100 {
+        let (hits, lease) = rig.lease(ns, keys);
+        rig.core.release(ENGINE, lease);
+        let (more_stored, more) = follow(rig);
+        stored += more_stored;
+        touches.extend(more);
+        if hits == keys.len() {
+            return (stored, touches);
+        }
+    }
+    panic!("they do not come up");
+}
+
+const DISK: TierId = TierId(1);
+
 #[test]
-fn a_store_is_asked_for_a_block_of_the_disk_before_the_block_is_sent() {
-    let (mut rig, ns) = rig_with_a_disk(&[0, 1, 2]);
-    let (stored, touches) = hit(&mut rig, ns, &[0, 1, 2]);
+fn a_store_is_asked_for_what_it_was_given_before_the_block_is_sent_again() {
+    let (mut rig, ns) = rig_with_a_disk(&[0, 1, 2], 3);
+    let (stored, touches) = use_again(&mut rig, ns, &[0, 1, 2]);
     let keys: Vec<_> = touches.iter().map(|touch| rig.core.block_key(touch.0).hash).collect();
     assert_eq!((stored, keys), (0, vec![hash(0), hash(1), hash(2)]));
     assert_eq!(hit(&mut rig, ns, &[0, 1, 2]), (0, vec![]), "one question at a time");
@@ -264,15 +298,53 @@ fn a_store_is_asked_for_a_block_of_the_disk_before_the_block_is_sent() {
     end(&mut rig, &touches[2..], GONE);
     assert_eq!(follow(&mut rig), (1, vec![]), "what the store lacks is sent at once");
     assert_eq!(hit(&mut rig, ns, &[0, 1, 2]), (0, vec![]));
+    assert_eq!(stats(&rig).lost, 0, "a question is no use of a block that was known to be there");
     rig.core.expire_skips();
     assert_eq!(hit(&mut rig, ns, &[0, 1, 2]).1.len(), 3, "and is touched like others");
-    assert_eq!(stats(&rig).lost, 0, "it never had it");
+    evict(&mut rig, ns, &[0, 1, 2]);
+    assert_eq!(use_again(&mut rig, ns, &[0, 1, 2]).1.len(), 3, "and asked for when it comes up again");
+}
+
+/// Whatever is under its name there may be of no use to anybody.
+#[test]
+fn what_a_store_was_not_given_is_sent_without_a_question() {
+    let (mut rig, ns) = rig_with_a_disk(&[0, 1, 2], 1);
+    let (stored, touches) = use_again(&mut rig, ns, &[0, 1, 2]);
+    assert_eq!((stored, touches.len()), (2, 1));
+}
+
+#[test]
+fn what_a_store_gave_back_damaged_is_sent_without_a_question() {
+    let (mut rig, ns) = rig_with_a_disk(&[0], 1);
+    // The disk fails, so the block is asked for from the store, and comes back damaged.
+    rig.core.set_healthy(DISK, false);
+    let (mut is_found, mut is_damaged) = (false, false);
+    for _ in 0..10 {
+        let (_, lease) = rig.lease(ns, &[0]);
+        rig.core.release(ENGINE, lease);
+        let mut probes = Vec::new();
+        rig.core.take_probes(&mut probes);
+        for probe in probes {
+            is_found = true;
+            rig.core.probe_done(&probe, FOUND);
+        }
+        for effect in rig.effects() {
+            if let Effect::Promote { tier, block, generation, .. } = effect {
+                assert_eq!(tier, STORE);
+                is_damaged = true;
+                rig.core.promoted(block, generation, Outcome::Failed(ErrorKind::Corrupt));
+            }
+        }
+    }
+    assert!(is_found && is_damaged);
+    rig.core.set_healthy(DISK, true);
+    assert_eq!(use_again(&mut rig, ns, &[0]), (1, vec![]));
 }
 
 #[test]
 fn a_store_that_cannot_be_asked_is_sent_the_block() {
-    let (mut rig, ns) = rig_with_a_disk(&[0]);
-    let (_, touches) = hit(&mut rig, ns, &[0]);
+    let (mut rig, ns) = rig_with_a_disk(&[0], 1);
+    let (_, touches) = use_again(&mut rig, ns, &[0]);
     end(&mut rig, &touches, Outcome::Failed(ErrorKind::Timeout));
     assert_eq!(follow(&mut rig), (0, vec![]));
     let (stored, touches) = hit(&mut rig, ns, &[0]);
@@ -283,8 +355,8 @@ fn a_store_that_cannot_be_asked_is_sent_the_block() {
 
 #[test]
 fn what_is_purged_while_the_store_is_asked_is_not_sent() {
-    let (mut rig, ns) = rig_with_a_disk(&[0, 1]);
-    let (_, touches) = hit(&mut rig, ns, &[0, 1]);
+    let (mut rig, ns) = rig_with_a_disk(&[0, 1], 2);
+    let (_, touches) = use_again(&mut rig, ns, &[0, 1]);
     assert_eq!(touches.len(), 2);
     rig.core.purge(rig.core.namespace_id(ns)).unwrap();
     end(&mut rig, &touches, GONE);
@@ -292,18 +364,36 @@ fn what_is_purged_while_the_store_is_asked_is_not_sent() {
 }
 
 #[test]
-fn the_store_is_asked_within_a_limit() {
-    let keys: Vec<u64> = (0..150).collect();
-    let (mut rig, ns) = rig_with_a_disk(&keys);
-    let (_, mut touches) = hit(&mut rig, ns, &keys);
+fn what_left_the_pool_while_the_store_was_asked_is_counted() {
+    let (mut rig, ns) = rig_with_a_disk(&[0], 1);
+    let (_, touches) = use_again(&mut rig, ns, &[0]);
+    evict(&mut rig, ns, &[0]);
+    end(&mut rig, &touches, GONE);
+    assert_eq!(stats(&rig).dropped_gone, 1);
+}
+
+/// A question about a block that was evicted while it waited would cost others theirs.
+#[test]
+fn the_store_is_asked_within_a_limit_for_what_is_in_the_pool() {
+    let (first, second): (Vec<u64>, Vec<u64>) = ((0..250).collect(), (1000..1050).collect());
+    let (mut rig, ns) = rig_with_a_disk(&first, first.len());
+    rig.store(ns, None, &second);
+    follow(&mut rig);
+    assert_eq!(hit(&mut rig, ns, &second), (second.len(), vec![]));
+    evict(&mut rig, ns, &second);
+    let (stored, mut touches) = use_again(&mut rig, ns, &first);
     while rig.core.step() {}
     touches.extend(follow(&mut rig).1);
-    assert_eq!(touches.len(), 100);
+    assert_eq!((stored, touches.len()), (0, 100), "the limit between two ticks");
+    assert_eq!(use_again(&mut rig, ns, &second), (0, vec![]));
+    let others = (20_000..).find(|other| {
+        rig.store(ns, None, &[*other]);
+        follow(&mut rig);
+        first.iter().all(|key| !rig.is_resident(ns, *key))
+    });
+    assert!(others.is_some() && second.iter().all(|key| rig.is_resident(ns, *key)));
     rig.core.expire_skips();
     while rig.core.step() {}
-    touches.extend(follow(&mut rig).1);
-    assert_eq!(touches.len(), 150);
-    end(&mut rig, &touches, FOUND);
-    rig.core.expire_skips();
-    assert_eq!(hit(&mut rig, ns, &keys).1.len(), 5, "touches have a limit of their own");
+    assert_eq!(follow(&mut rig).1.len(), second.len());
+    rig.audit();
 }

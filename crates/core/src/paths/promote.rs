@@ -182,6 +182,7 @@ impl Core {
         let stats = self.tiers.stats_mut(tier);
         stats.promoted += 1;
         stats.promoted_bytes += bytes;
+        self.tiers.note_given(tier, self.tier_key_of(block));
         self.end_prefetch(block);
         self.slots.end_promotion(block, checksum, &mut self.journal);
         self.cache.admit_loaded(&mut self.slots, block);

@@ -4,8 +4,9 @@
 //! loses its mark: the next sighting writes it back like one that never was there, and by the same rules. A store that
 //! is sick or refuses the touch changes nothing; the next period asks again.
 //!
-//! A block that the store is not known to have, and another tier has, is not written at once: a touch asks for it
-//! first. It came up from a disk, say, and the store may have had it for as long as the disk.
+//! A block that the store was given before, and that has come up from a disk since, is not written at once: a touch
+//! asks for it first. What others left under the block's name would be found too, and be of no use. So a block that the
+//! store was not given by this daemon, or that it gave back damaged, is written.
 //!
 //! Invariants: what is touched is not pinned. Nothing is touched on a tier that is closed or only read from, nor while
 //! its namespace is being purged. `tiers/marks.rs` says how often.
@@ -16,7 +17,7 @@ use crate::journal::Effect;
 use crate::key::{BlockId, BlockKey, Generation, TierId};
 use crate::slots::{Block, State};
 use crate::tier::Outcome;
-use crate::tiers::NEVER_KNOWN;
+use crate::tiers::ASKED;
 
 /// Touches that one event asks for, at about 0.3 µs each; [`Core::step`] asks for the next ones.
 const TOUCHES: usize = 64;
@@ -42,20 +43,39 @@ impl Core {
     pub(crate) fn step_touches(&mut self) -> bool {
         let Some(tier) = self.tiers.to_touch() else { return false };
         for _ in 0..TOUCHES {
-            let Some((block, age)) = self.tiers.marks_mut(tier).and_then(|marks| marks.take_due()) else { break };
-            // It may have been evicted or purged while it waited.
-            let Block { state, tiers, generation, .. } = self.slots[block];
-            if state == State::Ready && tiers & tier.bit() != 0 && self.is_current(block) {
-                self.tiers.stats_mut(tier).touches += 1;
-                self.journal.push(Effect::Touch { tier, age, block, generation });
+            let Some(marks) = self.tiers.marks_mut(tier) else { break };
+            // What left the pool while it waited, or was purged, is not touched.
+            if let Some((block, generation)) = marks.take_asked() {
+                if self.slots[block].generation == generation
+                    && self.is_touchable(tier, block)
+                    && self.tiers.begin_asking(tier, block)
+                {
+                    self.touch(tier, block, ASKED);
+                }
+            } else if let Some((block, age)) = marks.take_due() {
+                if self.is_touchable(tier, block) {
+                    self.touch(tier, block, age);
+                }
+            } else {
+                break;
             }
         }
         true
     }
 
+    fn is_touchable(&self, tier: TierId, block: BlockId) -> bool {
+        let Block { state, tiers, .. } = self.slots[block];
+        state == State::Ready && tiers & tier.bit() != 0 && self.is_current(block)
+    }
+
+    fn touch(&mut self, tier: TierId, block: BlockId, age: u8) {
+        self.tiers.stats_mut(tier).touches += 1;
+        self.journal.push(Effect::Touch { tier, age, block, generation: self.slots[block].generation });
+    }
+
     /// What the tier says of a block that it was told the use of.
     pub fn touched(&mut self, tier: TierId, block: BlockId, generation: Generation, age: u8, outcome: Outcome) {
-        if age == NEVER_KNOWN {
+        if age == ASKED {
             return self.told(tier, block, generation, outcome);
         }
         let is_gone = outcome == Outcome::Absent;
@@ -72,17 +92,21 @@ impl Core {
         }
     }
 
-    /// What the tier says of a block that another tier has.
+    /// What the tier says of a block that it was given before.
     fn told(&mut self, tier: TierId, block: BlockId, generation: Generation, outcome: Outcome) {
-        let is_marked = self.resident_key(block, generation).is_some() && self.slots[block].tiers & tier.bit() != 0;
-        let is_waiting = self.tiers.marks(tier).is_some_and(|marks| marks.is_waiting(block));
-        if outcome == Outcome::Found || !is_marked || is_waiting {
+        if outcome == Outcome::Found || self.tiers.marks(tier).is_some_and(|marks| marks.is_waiting(block)) {
             return;
         }
-        self.slots.remove_tier(block, tier.bit());
-        // After another failure the next sighting asks again.
-        if matches!(outcome, Outcome::Absent | Outcome::Failed(ErrorKind::Unsupported)) && self.is_current(block) {
-            self.queue_asked(tier, block);
+        let is_refused = outcome == Outcome::Failed(ErrorKind::Unsupported);
+        if self.resident_key(block, generation).is_none() {
+            self.tiers.stats_mut(tier).dropped_gone += u64::from(outcome == Outcome::Absent);
+        } else if self.slots[block].tiers & tier.bit() != 0 {
+            self.slots.remove_tier(block, tier.bit());
+            // After another failure the next sighting asks again.
+            if (outcome == Outcome::Absent || is_refused) && self.is_current(block) {
+                self.tiers.forget_location(self.tier_key_of(block), tier);
+                self.queue_asked(tier, block);
+            }
         }
     }
 

@@ -77,8 +77,12 @@ impl Core {
                 let stats = self.tiers.stats_mut(tier);
                 stats.stored += 1;
                 stats.stored_bytes += bytes;
-                if !self.tiers.limits(tier).is_shared {
-                    self.tiers.set_location(self.tier_key_of(block), tier);
+                let key = self.tier_key_of(block);
+                if self.tiers.limits(tier).is_shared {
+                    self.tiers.note_given(tier, key);
+                } else {
+                    self.tiers.set_location(key, tier);
+                    self.tiers.note_given_before(block, self.slots[block].tiers, key);
                 }
                 true
             }
@@ -187,7 +191,7 @@ impl Core {
             true
         } else if self.tiers.is_asked_first(tier, key) {
             // A question costs less than a block. [`Core::touched`] queues the block if it is not there.
-            self.tiers.ask(tier, block)
+            self.tiers.ask(tier, block, self.slots[block].generation) || self.enqueue(tier, block, parent)
         } else {
             self.enqueue(tier, block, parent)
         };
@@ -202,8 +206,7 @@ impl Core {
         self.tiers.enqueue(tier, Queued { block, generation, parent })
     }
 
-    /// The tier was asked for a block that another tier has, and lacks it. Where the block stands in a prompt matters
-    /// only to disks.
+    /// The tier was asked for the block, and lacks it. Where the block stands in a prompt matters only to disks.
     pub(crate) fn queue_asked(&mut self, tier: TierId, block: BlockId) {
         if self.enqueue(tier, block, None) {
             self.slots.add_tier(block, tier.bit());

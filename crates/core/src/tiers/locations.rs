@@ -13,11 +13,12 @@ use crate::tables::{self, TABLE_BITS, Tables};
 /// What the map takes for a block, at most: tables double when they are 3/4 full.
 pub const MEMORY_BYTES_PER_BLOCK: u64 = 22;
 
-/// Bits of an entry that are not the fingerprint's: in use, health (2), tier (3).
+/// Bits of an entry that are not the fingerprint's: in use, health (2), tier (3), given.
 const IN_USE: u64 = 1;
 const HEALTH_AT: u32 = 1;
 const HEALTH_MASK: u64 = 3 << HEALTH_AT;
 const TIER_AT: u32 = 3;
+const GIVEN: u64 = 1 << 6;
 const FINGERPRINT_MASK: u64 = !((1 << TABLE_BITS) - 1);
 
 /// Whether a block may be asked for.
@@ -63,8 +64,8 @@ impl Locations {
     /// Returns the tier that was known to have the block.
     pub fn insert(&mut self, key: Fingerprint, tier: TierId) -> Option<TierId> {
         if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
-            let replaced = entry.tier();
-            *entry = Entry::new(key, tier);
+            let (replaced, given) = (entry.tier(), entry.0 & GIVEN);
+            *entry = Entry(Entry::new(key, tier).0 | given);
             return Some(replaced);
         }
         self.0.insert(key, Entry::new(key, tier));
@@ -78,6 +79,18 @@ impl Locations {
     pub fn set_health(&mut self, key: Fingerprint, health: LoadHealth) {
         if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
             entry.0 = entry.0 & !HEALTH_MASK | (health as u64) << HEALTH_AT;
+        }
+    }
+
+    /// Whether a shared tier was given the block, or gave it whole.
+    pub fn is_given(&self, key: Fingerprint) -> bool {
+        self.0.find(key, |entry| entry.is_of(key)).is_some_and(|entry| entry.0 & GIVEN != 0)
+    }
+
+    /// Without an entry nothing is noted.
+    pub fn set_given(&mut self, key: Fingerprint, is_given: bool) {
+        if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
+            entry.0 = entry.0 & !GIVEN | if is_given { GIVEN } else { 0 };
         }
     }
 
@@ -169,6 +182,26 @@ mod tests {
         assert_eq!((locations.get(same), locations.len()), (Some((TierId(1), LoadHealth::Failed)), 1));
         (0..2).for_each(|_| locations.remove(same));
         assert_eq!((locations.get(same), locations.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_block_that_a_shared_tier_was_given_stays_so_while_an_own_tier_has_it() {
+        let (mut locations, one) = (Locations::default(), Fingerprint(7 << 40 | 3));
+        locations.set_given(one, true);
+        assert!(!locations.is_given(one), "nothing is noted of what no own tier has");
+        locations.insert(one, TierId(7));
+        assert!(!locations.is_given(one));
+        locations.set_given(one, true);
+        locations.set_health(one, LoadHealth::Late);
+        assert_eq!((locations.get(one), locations.is_given(one)), (Some((TierId(7), LoadHealth::Late)), true));
+        assert_eq!(locations.insert(one, TierId(1)), Some(TierId(7)));
+        assert_eq!((locations.get(one), locations.is_given(one)), (Some((TierId(1), LoadHealth::Good)), true));
+        locations.set_given(one, false);
+        assert!(!locations.is_given(one));
+        locations.set_given(one, true);
+        locations.remove(one);
+        locations.insert(one, TierId(1));
+        assert!(!locations.is_given(one), "it is another copy");
     }
 
     #[test]

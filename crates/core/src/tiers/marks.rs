@@ -5,8 +5,8 @@
 //! there. The period is a fraction of what the store keeps. It begins short. It doubles when blocks were still there
 //! that nobody here had touched for several periods. It halves when blocks as old as that were gone.
 //!
-//! A block that only another tier is known to have may be here as well. It is asked for, by a touch, before it is
-//! stored.
+//! A block that the tier was given before, and that comes up from another tier, is asked for, by a touch, before it is
+//! stored again.
 //!
 //! Invariants: constant work for a sighting. One byte for a block, and eight for each that waits to be touched. Between
 //! two ticks at most so many touches are asked for as the limits say; the rest waits, and the first that was seen is
@@ -14,7 +14,7 @@
 
 use std::collections::VecDeque;
 
-use crate::key::BlockId;
+use crate::key::{BlockId, Generation};
 
 /// Numbers of periods: 1 to this.
 const PERIODS: u8 = 254;
@@ -22,8 +22,8 @@ const PERIODS: u8 = 254;
 const UNWRITTEN: u8 = 0;
 /// The block waits to be touched.
 const DUE: u8 = 255;
-/// Instead of the periods since a block was last known to be there: the tier was never asked for it.
-pub(crate) const NEVER_KNOWN: u8 = 255;
+/// Instead of the periods since a block was last known to be there: it was asked for, and not known to be there.
+pub(crate) const ASKED: u8 = 255;
 /// Blocks that may wait to be touched. More than that are due for longer than the longest period.
 const MAX_DUE: usize = 1 << 16;
 /// A store that keeps blocks for so many periods is touched often enough.
@@ -44,7 +44,7 @@ pub struct Touching {
     pub least_ticks: u32,
     /// The same, at most.
     pub most_ticks: u32,
-    /// Questions between two ticks for blocks that another tier has, before they are stored here: each is a touch. 0
+    /// Questions between two ticks for blocks that the tier was given before: each is a touch, instead of a store. 0
     /// where a store asks by itself.
     pub asks_per_tick: u32,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Marks {
     /// What waits to be touched, and the period in which it was last known to be there.
     due: VecDeque<(BlockId, u8)>,
     /// What waits to be asked for.
-    asked: VecDeque<BlockId>,
+    asked: VecDeque<(BlockId, Generation)>,
     period: u8,
     /// Ticks of a period, before they are spread.
     length: u32,
@@ -124,11 +124,11 @@ impl Marks {
         self.limits.asks_per_tick > 0
     }
 
-    /// The tier may have the block: it waits to be touched, which tells. False if no more may wait.
-    pub fn ask(&mut self, block: BlockId) -> bool {
+    /// The tier probably has the block: it waits to be touched, which tells. False if no more may wait.
+    pub fn ask(&mut self, block: BlockId, generation: Generation) -> bool {
         let has_room = self.asked.len() < MAX_DUE;
         if has_room {
-            self.asked.push_back(block);
+            self.asked.push_back((block, generation));
             *self.of(block) = DUE;
         }
         has_room
@@ -143,20 +143,27 @@ impl Marks {
         self.budget_of_asks > 0 && !self.asked.is_empty()
     }
 
-    /// The next block to be touched, and the periods since it was last known to be there, or [`NEVER_KNOWN`]. It counts
-    /// as known from now on. The caller leaves out what the tier does not have any more.
-    pub fn take_due(&mut self) -> Option<(BlockId, u8)> {
-        // What was written anew meanwhile is left out, and another block of the same number.
-        while self.has_asked() {
-            let block = self.asked.pop_front()?;
-            if self.get(block) == DUE {
-                self.budget_of_asks -= 1;
-                self.confirm(block);
-                return Some((block, NEVER_KNOWN));
-            }
+    /// The next block to be asked for. [`Marks::begin_asking`] follows, unless it has left the pool meanwhile.
+    pub fn take_asked(&mut self) -> Option<(BlockId, Generation)> {
+        if self.has_asked() { self.asked.pop_front() } else { None }
+    }
+
+    /// False if the block was written anew meanwhile. It counts as known from now on.
+    pub fn begin_asking(&mut self, block: BlockId) -> bool {
+        let is_due = self.get(block) == DUE;
+        if is_due {
+            self.budget_of_asks -= 1;
+            self.confirm(block);
         }
-        while self.has_due() {
+        is_due
+    }
+
+    /// The next block to be touched, and the periods since it was last known to be there. It counts as known from now
+    /// on. The caller leaves out what the tier does not have any more.
+    pub fn take_due(&mut self) -> Option<(BlockId, u8)> {
+        while self.budget > 0 && !self.due.is_empty() {
             let (block, known) = self.due.pop_front()?;
+            // Written anew meanwhile, or another block of the same number.
             if self.get(block) == DUE {
                 self.budget -= 1;
                 self.confirm(block);
@@ -196,7 +203,8 @@ impl Marks {
 
     pub fn heap_bytes(&self) -> usize {
         let pages = self.known.iter().flatten().count() * PAGE;
-        let due = self.due.capacity() * size_of::<(BlockId, u8)>() + self.asked.capacity() * size_of::<BlockId>();
+        let due = self.due.capacity() * size_of::<(BlockId, u8)>()
+            + self.asked.capacity() * size_of::<(BlockId, Generation)>();
         pages + due + self.known.capacity() * size_of::<Option<Box<[u8; PAGE]>>>()
     }
 

@@ -29,8 +29,8 @@ use backfill::Backfill;
 pub(crate) use locations::LoadHealth;
 use locations::Locations;
 pub use locations::MEMORY_BYTES_PER_BLOCK;
+pub(crate) use marks::ASKED;
 use marks::Marks;
-pub(crate) use marks::NEVER_KNOWN;
 pub use marks::Touching;
 pub(crate) use presence::Presence;
 use presence::PresenceCache;
@@ -381,14 +381,31 @@ impl Tiers {
 
     /// Whether the tier is known to have the block of this key.
     pub fn has(&self, tier: TierId, key: Fingerprint) -> bool {
-        let is_shared = self.limits(tier).is_shared;
-        let known = if is_shared { self.presence.location(key) } else { self.locations.get(key) };
-        known.is_some_and(|(known, _)| known == tier)
+        self.location(key).is_some_and(|(known, _)| known == tier)
     }
 
-    /// Whether the tier is to be asked for the block of this key before it is stored there: another tier has it.
+    /// Whether the tier is to be asked for the block of this key before it is stored there: it was given the block, or
+    /// gave it, since the block is on an own tier. What else is under the block's name there may be of no use to
+    /// anybody, and the tier would say that it is there.
     pub fn is_asked_first(&self, tier: TierId, key: Fingerprint) -> bool {
-        self.marks(tier).is_some_and(Marks::asks_first) && self.location(key).is_some_and(|(known, _)| known != tier)
+        self.marks(tier).is_some_and(Marks::asks_first) && self.locations.is_given(key)
+    }
+
+    /// The block of this key is whole on the tier, as far as this host can know.
+    pub fn note_given(&mut self, tier: TierId, key: Fingerprint) {
+        if self.marks(tier).is_some_and(Marks::asks_first) {
+            self.locations.set_given(key, true);
+        }
+    }
+
+    /// A block that is in the pool has come to an own tier. Its other tiers are noted, but for those where it waits.
+    pub fn note_given_before(&mut self, block: BlockId, tiers: u8, key: Fingerprint) {
+        let is_there =
+            |tier: &Tier| tier.marks.as_ref().is_some_and(|marks| marks.asks_first() && !marks.is_waiting(block));
+        let all = self.all.iter().enumerate().filter(|(at, _)| tiers & TierId(*at as u8).bit() != 0);
+        if all.into_iter().any(|(_, tier)| is_there(tier)) {
+            self.locations.set_given(key, true);
+        }
     }
 
     /// The position of a block in its prompt; the same for blocks of all groups that end there.
@@ -413,6 +430,8 @@ impl Tiers {
         if self.locations.get(key).is_some_and(|(known, _)| known == tier) {
             self.locations.remove(key);
             self.get_mut(tier).blocks -= 1;
+        } else if self.marks(tier).is_some_and(Marks::asks_first) {
+            self.locations.set_given(key, false);
         }
         self.presence.leave(key, tier);
     }
@@ -479,9 +498,14 @@ impl Tiers {
         self.writable().find(has_due)
     }
 
-    /// The block waits to be asked for. False if there is no room, or the tier cannot be asked.
-    pub fn ask(&mut self, tier: TierId, block: BlockId) -> bool {
-        self.marks_mut(tier).is_some_and(|marks| marks.ask(block))
+    /// The block waits to be asked for. False if there is no room.
+    pub fn ask(&mut self, tier: TierId, block: BlockId, generation: Generation) -> bool {
+        self.marks_mut(tier).is_some_and(|marks| marks.ask(block, generation))
+    }
+
+    /// False if the block was written anew since it waits to be asked for.
+    pub fn begin_asking(&mut self, tier: TierId, block: BlockId) -> bool {
+        self.marks_mut(tier).is_some_and(|marks| marks.begin_asking(block))
     }
 
     /// The tier has the block.

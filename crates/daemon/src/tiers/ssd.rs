@@ -357,7 +357,7 @@ fn judged(disk: &DiskConfig, look: Look, are_others_there: bool) -> Vec<Result<S
         Ok(Prospect::Take { made_bytes: None }) => vec![Ok(format!("`{shown}` can be used"))],
         Ok(Prospect::Take { made_bytes: Some(bytes) }) => {
             let bytes = human(bytes);
-            vec![Ok(format!("`{shown}` can be used, with the {bytes} that it was formatted with, until it is deleted"))]
+            vec![Ok(format!("`{shown}` can be used, with the {bytes} that it was formatted with, until it is emptied"))]
         }
         Ok(Prospect::Make { .. }) if are_others_there && !disk.create => vec![Err(missing_beside_others(&disk.path))],
         Ok(Prospect::Make { free_bytes }) => {

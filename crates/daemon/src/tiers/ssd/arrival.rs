@@ -93,7 +93,7 @@ impl Arrival {
                 disk = found.name,
                 made_bytes,
                 segment_bytes,
-                hint = "delete the file, and the daemon makes another one; its blocks are lost",
+                hint = "empty the disk to change that; its blocks are lost then",
                 "a disk keeps the capacity and the segments that it was formatted with"
             );
         }
