@@ -53,7 +53,7 @@ impl Locations {
     }
 
     pub fn get(&self, key: Fingerprint) -> Option<(TierId, LoadHealth)> {
-        self.0.find(key, |entry| entry.is_of(key)).map(|entry| (entry.tier(), entry.health()))
+        self.entry(key).map(|entry| (entry.tier(), entry.health()))
     }
 
     /// Brings what is known of `keys` into the processor's cache.
@@ -63,7 +63,7 @@ impl Locations {
 
     /// Returns the tier that was known to have the block.
     pub fn insert(&mut self, key: Fingerprint, tier: TierId) -> Option<TierId> {
-        if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
+        if let Some(entry) = self.entry_mut(key) {
             let (replaced, given) = (entry.tier(), entry.0 & GIVEN);
             *entry = Entry(Entry::new(key, tier).0 | given);
             return Some(replaced);
@@ -77,25 +77,33 @@ impl Locations {
     }
 
     pub fn set_health(&mut self, key: Fingerprint, health: LoadHealth) {
-        if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
+        if let Some(entry) = self.entry_mut(key) {
             entry.0 = entry.0 & !HEALTH_MASK | (health as u64) << HEALTH_AT;
         }
     }
 
     /// Whether a shared tier was given the block, or gave it whole.
     pub fn is_given(&self, key: Fingerprint) -> bool {
-        self.0.find(key, |entry| entry.is_of(key)).is_some_and(|entry| entry.0 & GIVEN != 0)
+        self.entry(key).is_some_and(|entry| entry.0 & GIVEN != 0)
     }
 
     /// Without an entry nothing is noted.
     pub fn set_given(&mut self, key: Fingerprint, is_given: bool) {
-        if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
+        if let Some(entry) = self.entry_mut(key) {
             entry.0 = entry.0 & !GIVEN | if is_given { GIVEN } else { 0 };
         }
     }
 
     pub fn heap_bytes(&self) -> usize {
         self.0.heap_bytes()
+    }
+
+    fn entry(&self, key: Fingerprint) -> Option<&Entry> {
+        self.0.find(key, |entry| entry.is_of(key))
+    }
+
+    fn entry_mut(&mut self, key: Fingerprint) -> Option<&mut Entry> {
+        self.0.find_mut(key, |entry| entry.is_of(key))
     }
 }
 
