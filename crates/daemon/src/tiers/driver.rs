@@ -335,8 +335,8 @@ impl Driver {
         let hint = match self.is_shared {
             true => "give the engines a smaller `--block-size`",
             false => {
-                "a block must fit into a segment, which by default has a 64th of the disk: raise \
-                 `tier.ssd.capacity_bytes`, or set `tier.ssd.segment_bytes` and give the daemon an empty file"
+                "a block must fit into a segment, which by default has a 64th of the disk: empty the disk, and set a larger \
+                 `tier.ssd.capacity_bytes` or `tier.ssd.segment_bytes`"
             }
         };
         tracing::warn!(tier = self.name, length_bytes, blocks, hint, "blocks are too long for the tier");

@@ -113,8 +113,8 @@ pub struct Touches {
     /// blocks for long.
     pub least: Duration,
     pub most: Duration,
-    /// Blocks of other tiers that the store is asked for, by a touch each, before they are sent there. 0 where a store
-    /// asks by itself.
+    /// Blocks that the store was given before and that come up from a disk: it is asked for so many, by a touch each,
+    /// before they are sent there again. 0 where a store asks by itself.
     pub asks_per_second: u32,
 }
 

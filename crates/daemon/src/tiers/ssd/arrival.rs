@@ -75,11 +75,11 @@ impl Arrival {
         }
         self.inbox.earlier_io_done(self.place);
         let opened = claim.open(&self.config, &pool, self.inbox.waker())?;
-        let disk = opened.report();
-        let (engine, why) = (disk.engine, &disk.engine_why);
-        let (disk, blocks, is_direct) = (disk.name.as_str(), disk.blocks, disk.is_direct);
+        let found = opened.report();
+        let (engine, why) = (found.engine, &found.engine_why);
+        let (disk, blocks, is_direct) = (found.name.as_str(), found.blocks, found.is_direct);
         tracing::info!(disk, blocks, engine, why, is_direct, "opened a disk");
-        self.warn_of_geometry(&opened.report());
+        self.warn_of_geometry(&found);
         self.inbox.opened(self.place, opened);
         Ok(())
     }
