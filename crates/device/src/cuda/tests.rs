@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -783,32 +783,33 @@ fn dropping_the_engine_ends_what_the_device_has_and_leaves_nothing_open() {
 #[test]
 fn many_threads_submit_and_every_job_is_published_once() {
     let rig = Rig::registered(20);
-    let is_over = AtomicBool::new(false);
     let seen = Mutex::new(Vec::new());
-    let poll = || seen.lock().unwrap().extend(rig.engine.poll().into_iter().map(|completion| completion.job_id));
+    let deadline = Instant::now() + PATIENCE;
     thread::scope(|scope| {
         scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                poll();
+            while seen.lock().unwrap().len() < 150 {
+                assert!(Instant::now() < deadline, "completions are missing");
+                seen.lock().unwrap().extend(rig.engine.poll().into_iter().map(|completion| completion.job_id));
                 thread::yield_now();
             }
         });
-        let submitters: Vec<_> = (0..3u64)
-            .map(|at| {
-                let rig = &rig;
-                scope.spawn(move || {
-                    for id in (0..50).map(|job| job * 3 + at) {
-                        let direction = if id % 2 == 0 { Direction::Load } else { Direction::Store };
-                        rig.engine.submit(rig.job(id, direction, &[(at as u32, at)])).unwrap();
-                        rig.engine.wait(&[id], Until::Settled, Instant::now() + PATIENCE).unwrap();
+        for at in 0..3u64 {
+            let rig = &rig;
+            scope.spawn(move || {
+                for id in (0..50).map(|job| job * 3 + at) {
+                    let direction = if id % 2 == 0 { Direction::Load } else { Direction::Store };
+                    // The queue is full while the thread that polls has no turn.
+                    while let Err(error) = rig.engine.submit(rig.job(id, direction, &[(at as u32, at)])) {
+                        assert_eq!(error.kind(), ErrorKind::Full);
+                        assert!(Instant::now() < deadline, "the queue stays full");
+                        thread::yield_now();
                     }
-                })
-            })
-            .collect();
-        submitters.into_iter().for_each(|submitter| submitter.join().unwrap());
-        is_over.store(true, Ordering::Relaxed);
+                    rig.engine.wait(&[id], Until::Settled, deadline).unwrap();
+                }
+            });
+        }
     });
-    seen.lock().unwrap().extend(rig.engine.poll().into_iter().map(|completion| completion.job_id));
+    assert!(rig.engine.poll().is_empty());
     let mut seen = seen.into_inner().unwrap();
     seen.sort_unstable();
     assert!(seen.into_iter().eq(0..150));
