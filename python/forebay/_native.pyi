@@ -57,7 +57,8 @@ class Ticket:
         """True once there is an answer; a failure is an answer of misses. Waits at most `timeout` seconds."""
 
     def states(self, position: int) -> bytes:
-        """One byte per key of the position-th requested group: 0 miss, 1 ready and leased, 2 promoting.
+        """One byte per key of the position-th requested group: 0 miss, 1 ready and leased, 2 promoting,
+        3 left out, of a group with a window (see `EngineSession.set_namespace`).
 
         A key that is promoting becomes one of the others in a later call, without another lookup. Nothing else changes.
         """
@@ -127,9 +128,13 @@ class EngineSession:
         """Why the session is not ready, as one line for a log; None if it is."""
 
     def set_namespace(
-        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
+        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"] | int, int, bool]]
     ) -> None:
         """Sets the namespace for all later stores and loads: (group, attention, tokens per block, is replicated).
+
+        A number as attention is the length of a window: the group needs so many blocks before the end of a prefix.
+        Lookups and hints that name a group of full attention before it then bring up no more of it than the prefix
+        needs, and `Ticket.states` has 3 for the keys before. A lookup without a group of full attention brings up all.
 
         Returns at once; it is declared in the background and again after each reconnect. A later call changes the
         namespace: stocks and unfinished commits of the old one are aborted, lookups in progress fail, leases stay

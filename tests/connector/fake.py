@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 NONE = b"\xff\xff\xff\xff"
-MISS, READY, PROMOTING = 0, 1, 2
+MISS, READY, PROMOTING, LEFT_OUT = 0, 1, 2, 3
 
 
 @dataclass
@@ -64,6 +64,11 @@ class FakeDaemon:
         for number in list(self.index.values()):
             if not self.slots[number].leases:
                 self._free(number)
+
+    def evict(self, key: tuple[Any, ...]) -> None:
+        """A block that nobody holds."""
+        assert not self.slots[self.index[key]].leases
+        self._free(self.index[key])
 
     @property
     def leased(self) -> int:
@@ -140,7 +145,7 @@ class FakeTicket:
 
     def __init__(self, session: FakeSession, groups: Sequence[tuple[int, Sequence[bytes]]]):
         self._session = session
-        self._groups = [(group, list(hashes)) for group, hashes in groups]
+        self.groups = [(group, list(hashes)) for group, hashes in groups]
         self._answers: list[tuple[bytes, bytes, bytes, bytes]] | None = None
         self._failed = False
         self._leased: list[int] = []
@@ -160,7 +165,7 @@ class FakeTicket:
         if is_lost:
             self._failed, self._answers = (
                 True,
-                [(b"\0" * len(h), NONE * len(h), NONE * len(h), b"\0" * len(h)) for _, h in self._groups],
+                [(b"\0" * len(h), NONE * len(h), NONE * len(h), b"\0" * len(h)) for _, h in self.groups],
             )
             return True
         if daemon.is_frozen:
@@ -208,6 +213,23 @@ class FakeTicket:
         assert self._answers is not None, "the answer is read before it is there"
         return self._answers[position]
 
+    def _needed(self, group: int, hashes: Sequence[bytes]) -> bytes:
+        """PROMOTING for the keys to look at: of a window, from its last run before the end of the prefix on."""
+        window, ends = self._session.attention.get(group), []
+        for full, keys in itertools.takewhile(lambda known: known[0] != group, self.groups):
+            if self._session.attention.get(full) == "full":
+                there = itertools.takewhile(bool, (self._has(full, key) for key in keys))
+                ends.append(sum(there) * self._session.tokens[full])
+        if not isinstance(window, int) or not ends:
+            return bytes([PROMOTING]) * len(hashes)
+        end = min(-(-min(ends) // self._session.tokens[group]), len(hashes))
+        there = [self._has(group, key) for key in hashes[:end]]
+        first = next((at for at in range(end - window, -1, -1) if all(there[at : at + window])), 0)
+        return bytes([LEFT_OUT] * first + [PROMOTING] * (end - first) + [MISS] * (len(hashes) - end))
+
+    def _has(self, group: int, key: bytes) -> bool:
+        return (self._session.namespace, group, key) in self._session.daemon.index
+
     def _answer(self, daemon: FakeDaemon) -> None:
         """Of all keys at first, then of those that are promoting."""
         is_promoting = daemon.promotions > 0
@@ -215,10 +237,10 @@ class FakeTicket:
         self.pool = daemon.pool
         # What was not ready at the first look came from a tier of this host.
         source = 0 if self._answers is None else 1
-        nothing = [(bytes([PROMOTING]) * len(h), NONE * len(h), NONE * len(h), b"\0" * len(h)) for _, h in self._groups]
+        nothing = [(self._needed(g, h), NONE * len(h), NONE * len(h), b"\0" * len(h)) for g, h in self.groups]
         before = self._answers or nothing
         self._answers = []
-        for (group, hashes), answer in zip(self._groups, before, strict=True):
+        for (group, hashes), answer in zip(self.groups, before, strict=True):
             states, new = answer[0], [bytearray(part) for part in answer]
             for at in (at for at, state in enumerate(states) if state == PROMOTING):
                 number = daemon.index.get((self._session.namespace, group, hashes[at]))
@@ -245,7 +267,8 @@ class FakeSession:
         self.stock_blocks = stock_blocks
         self.namespace: frozenset[tuple[str, str]] | None = None
         self.fields: dict[str, str] = {}
-        self.attention: dict[int, str] = {}
+        self.attention: dict[int, str | int] = {}
+        self.tokens: dict[int, int] = {}
         self.is_replicated: dict[int, bool] = {}
         self.stock: dict[int, list[int]] = {}
         self.tickets: list[FakeTicket] = []
@@ -272,7 +295,7 @@ class FakeSession:
         return None if self.state() == "ready" else self.state()
 
     def set_namespace(
-        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
+        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"] | int, int, bool]]
     ) -> None:
         self._maybe_raise("set_namespace")
         for number in itertools.chain(*self.stock.values()):
@@ -281,6 +304,7 @@ class FakeSession:
         self.fields = dict(fields)
         self.namespace = frozenset(fields.items())
         self.attention = {group: attention for group, attention, *_ in groups}
+        self.tokens = {group: tokens for group, _, tokens, _ in groups}
         self.is_replicated = {group: is_replicated for group, _, _, is_replicated in groups}
         self.refill()
 

@@ -55,6 +55,31 @@ def test_keys_are_answered_by_group(session: FakeSession) -> None:
     assert lookup.is_resident(key(0, 0)) and not lookup.is_resident(key(0, 3))
 
 
+def test_what_was_left_out_of_a_window_is_asked_for_if_a_block_behind_it_does_not_come(session: FakeSession) -> None:
+    session.set_namespace({"model": "m"}, [(0, "full", 16, False), (3, 2, 16, False)])
+    store(session, 0, HASHES[:6])
+    store(session, 3, HASHES[:6])
+    session.daemon.promotions = 1
+    lookup = Lookup(session, [(0, HASHES), (3, HASHES)], None, deadline=9)
+    assert lookup.poll(0, now=1)
+    names = ["HIT_PENDING", "HIT_PENDING", "MISS", "MISS"]
+    assert [lookup.result(key(3, at)).name for at in (4, 5, 6, 7)] == names
+    assert not lookup.ask_more()
+    assert lookup.progress() == (1, 8 / 12, 0), "four of sixteen keys are left out"
+    session.daemon.evict((session.namespace, 3, HASHES[4]))
+    assert lookup.poll(0, now=1)
+    # As vLLM asks, from the end.
+    assert [lookup.result(key(3, at)).name for at in (5, 4, 3, 2)] == ["HIT", "MISS", "RETRY", "RETRY"]
+    assert lookup.missing == 2 + 3
+    assert lookup.ask_more() and lookup.poll(0, now=1)
+    assert session.tickets[-1].groups == [(3, [HASHES[2], HASHES[3]])], "in prefix order"
+    assert [lookup.result(key(3, at)).name for at in (5, 4, 3, 2, 1)] == ["HIT", "MISS", "HIT", "HIT", "MISS"]
+    places = lookup.places([key(3, 2), key(3, 3)])
+    assert places is not None and len(places[0]) == 8
+    assert session.daemon.leased == 6 + 1 + 2
+    lookup.release()
+
+
 def test_keys_that_were_not_asked_for_are_asked_in_one_second_batch(session: FakeSession) -> None:
     store(session, 0, HASHES[:5])
     lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)

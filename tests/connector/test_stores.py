@@ -129,7 +129,7 @@ def place(*numbers: int) -> bytes:
 def test_runs_are_neighbours_with_the_block_before_them(
     hashes_per_block: int, positions: list[int], expected: list[tuple[list[int], int | None]]
 ) -> None:
-    shape = Shape(0, True, 16 * hashes_per_block, hashes_per_block, False)
+    shape = Shape(0, None, 16 * hashes_per_block, hashes_per_block, False)
     assert run_of(shape, positions) == [
         (run, None if before is None else HASHES[before], place(*run)) for run, before in expected
     ]

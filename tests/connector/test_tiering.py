@@ -711,6 +711,4 @@ def test_chunks_of_a_window_are_refused() -> None:
     reason = compat.unsupported_tiering(config, config.kv_transfer_config, windowed, 2)
     assert reason is not None and "blocks_per_chunk" in reason
     assert compat.unsupported_tiering(config, config.kv_transfer_config, windowed, 1) is None
-    assert (
-        compat.unsupported_tiering(config, config.kv_transfer_config, [windowed[0]._replace(is_full=True)], 2) is None
-    )
+    assert compat.unsupported_tiering(config, config.kv_transfer_config, [windowed[0]._replace(window=None)], 2) is None

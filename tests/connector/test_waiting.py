@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from fake import FakeDaemon
+from fake import LEFT_OUT, READY, FakeDaemon
 from forebay.vllm.manager import LOOKUPS_UNDER_WAY, TOLD_IN_A_STEP, WAITING_TOLD
 from harness import Engine, Shape, prompt
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
@@ -204,6 +204,31 @@ def test_keys_beyond_whole_blocks_are_asked_for_in_the_same_match(
     assert daemon.lookups == lookups + 2
     assert engine.steps - steps <= 8
     assert engine.hits["warm"] == 96
+    engine.assert_nothing_is_held()
+
+
+def test_an_earlier_window_is_found_if_the_last_one_does_not_come(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(groups="hybrid"))
+    engine.generate("short", prompt(1, 115))  # vLLM stores the windows at the ends of prompts
+    cold = engine.generate("cold", prompt(1, 200))
+    engine.forget()
+    assert engine.generate("warm", prompt(1, 200)) == cold
+    assert engine.hits["warm"] == 192
+    ticket = engine.session.tickets[-1]
+    assert ticket.states(1) == bytes([LEFT_OUT] * 9 + [READY] * 3)
+    # The last window's first block goes while its promotion is waited for.
+    engine.forget()
+    daemon.promotions = 2
+    lookups = daemon.lookups
+    request = engine.add("pending", prompt(1, 200))
+    engine.step()
+    daemon.evict((engine.session.namespace, 1, request.block_hashes[9]))
+    engine.run(request)
+    assert list(request.output_token_ids) == cold
+    assert engine.hits["pending"] == 112
+    assert daemon.lookups == lookups + 2
     engine.assert_nothing_is_held()
 
 

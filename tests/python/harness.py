@@ -21,7 +21,7 @@ from rig.process import wait_until
 SECONDS = 20.0
 ROWS = 16
 
-Attention = Literal["full", "windowed"]
+Attention = Literal["full", "windowed"] | int
 
 
 def hashes(name: str, count: int, first: int = 0) -> list[bytes]:

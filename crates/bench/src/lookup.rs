@@ -122,6 +122,7 @@ impl Engine {
             tokens_per_block: 16,
             is_replicated: false,
             rank_bytes: vec![BLOCK_BYTES as u64],
+            window_blocks: 0,
         };
         Ok(Engine { trial: Trial::open(rpc, "bench lookup", group).await? })
     }

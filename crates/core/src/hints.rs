@@ -11,8 +11,9 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 
-use crate::key::{BlockHash, Fingerprint, Instance, NamespaceIndex};
+use crate::key::{BlockHash, Fingerprint, Instance, NamespaceIndex, PackedKeys};
 
 /// Number of keys of a prompt that are probed at once before any of its blocks is found; after that, as many again as
 /// are found. If shared tiers lack a block, they mostly have nothing of its prompt, and on some tiers each request
@@ -54,6 +55,20 @@ struct Hint {
     asked: usize,
     /// The next one is nowhere: what is behind it is of no use.
     is_at_end: bool,
+    /// How much of it is needed is not known yet.
+    window: Option<Window>,
+    /// Keys that are prefetched, by their numbers.
+    needed: Range<usize>,
+}
+
+/// A windowed group needs so many blocks before the end of what another group of the request has.
+#[derive(Clone, Copy)]
+pub(crate) struct Window {
+    pub blocks: usize,
+    /// The hint of the group of full attention.
+    pub full: HintId,
+    /// Of one block of that group.
+    pub full_tokens: u64,
 }
 
 /// A key that a waiting request will ask for.
@@ -73,8 +88,8 @@ impl QueueHints {
         (namespace, group): (NamespaceIndex, u16),
         slot_bytes: u64,
         keys: Vec<Fingerprint>,
-        hashes: Vec<u8>,
-        hash_bytes: usize,
+        (hashes, hash_bytes): (Vec<u8>, usize),
+        window: Option<Window>,
     ) -> HintId {
         self.keys += keys.len();
         self.next_id += 1;
@@ -85,6 +100,7 @@ impl QueueHints {
             namespace,
             group,
             slot_bytes,
+            needed: 0..keys.len(),
             keys,
             hashes,
             hash_bytes,
@@ -92,6 +108,7 @@ impl QueueHints {
             prefetched: 0,
             asked: 0,
             is_at_end: false,
+            window,
         });
         HintId(id)
     }
@@ -149,14 +166,42 @@ impl QueueHints {
     /// `reach_bytes`.
     pub fn next_to_prefetch(&self, at: usize, reach_bytes: u64) -> Option<HintedKey> {
         let hint = &self.queue[at];
-        let is_within = hint.prefetched as u64 * hint.slot_bytes < reach_bytes;
-        (is_within && hint.unprefetched() > 0).then(|| hint.wanted(hint.prefetched))
+        let is_within = hint.reached() as u64 * hint.slot_bytes < reach_bytes;
+        (is_within && hint.window.is_none() && hint.unprefetched() > 0).then(|| hint.wanted(hint.prefetched))
+    }
+
+    /// Of request number `at`, if it is of a windowed group and the end of the prefix is known by now: its keys, the
+    /// blocks of its window, and the tokens before that end.
+    pub fn to_narrow(&self, at: usize) -> Option<(PackedKeys<'_>, usize, u64)> {
+        let hint = &self.queue[at];
+        let window = hint.window?;
+        let full = self.queue.binary_search_by_key(&window.full.0, |hint| hint.id).ok().map(|at| &self.queue[at]);
+        let tokens = match full {
+            Some(full) if full.is_at_end || full.prefetched == full.keys.len() => {
+                full.prefetched as u64 * window.full_tokens
+            }
+            Some(_) => return None,
+            // Nothing will say it.
+            None => u64::MAX,
+        };
+        let Hint { namespace, group, hashes, hash_bytes, .. } = hint;
+        let keys = PackedKeys { namespace: *namespace, group: *group, hashes, hash_bytes: *hash_bytes };
+        Some((keys, window.blocks, tokens))
+    }
+
+    /// Only these keys of it are prefetched.
+    pub fn narrow(&mut self, at: usize, needed: Range<usize>) {
+        self.update(at, |hint| {
+            (hint.window, hint.prefetched) = (None, needed.start);
+            hint.needed = needed;
+        });
     }
 
     /// Of all its keys that are in the pool, or may have to be prefetched.
     pub fn reachable_bytes(&self, at: usize) -> u64 {
         let hint = &self.queue[at];
-        (hint.prefetched + hint.unprefetched()) as u64 * hint.slot_bytes
+        let most = hint.window.map_or(usize::MAX, |window| window.blocks);
+        (hint.reached() + hint.unprefetched()).min(most) as u64 * hint.slot_bytes
     }
 
     /// That key is up, or is passed over.
@@ -173,7 +218,7 @@ impl QueueHints {
     pub fn next_to_probe(&mut self, at: usize) -> Option<HintedKey> {
         let hint = &mut self.queue[at];
         let next = hint.asked.max(hint.prefetched + 1);
-        let end = hint.protected.min(2 * hint.prefetched + FIRST_ASKED);
+        let end = hint.last().min(hint.prefetched + hint.reached() + FIRST_ASKED);
         let wanted = (next < end).then(|| hint.wanted(next))?;
         hint.asked = next + 1;
         Some(wanted)
@@ -196,7 +241,7 @@ impl QueueHints {
     /// keys that are counted now, so that they stay in order. None if there was nothing to count.
     pub fn protect(&mut self, limit: u64) -> Vec<Fingerprint> {
         let Some(first) = self.queue.get_mut(self.protected) else { return Vec::new() };
-        let from = first.protected;
+        let (from, before) = (first.protected, first.unprefetched());
         for key in &first.keys[from..] {
             match self.wanted.entry(key.0) {
                 Entry::Occupied(mut mentions) => *mentions.get_mut() += 1,
@@ -208,7 +253,7 @@ impl QueueHints {
             }
             first.protected += 1;
         }
-        self.unprefetched += if first.is_at_end { 0 } else { first.protected - from };
+        self.unprefetched += first.unprefetched() - before;
         if first.protected == first.keys.len() {
             self.protected += 1;
         }
@@ -236,7 +281,17 @@ impl QueueHints {
 impl Hint {
     /// Protected keys that may have to be prefetched.
     fn unprefetched(&self) -> usize {
-        if self.is_at_end { 0 } else { self.protected - self.prefetched }
+        if self.is_at_end { 0 } else { self.last().saturating_sub(self.prefetched) }
+    }
+
+    /// Where the keys end that are protected and needed.
+    fn last(&self) -> usize {
+        self.protected.min(self.needed.end)
+    }
+
+    /// Needed keys that need not be prefetched any more.
+    fn reached(&self) -> usize {
+        self.prefetched - self.needed.start
     }
 
     fn wanted(&self, at: usize) -> HintedKey {

@@ -96,6 +96,31 @@ pub struct BlockKey {
     pub hash: BlockHash,
 }
 
+/// Consecutive keys of one group, as they travel.
+#[derive(Clone, Copy)]
+pub struct PackedKeys<'a> {
+    /// The cache that they belong to.
+    pub namespace: NamespaceIndex,
+    /// Index of their group in the namespace's layout.
+    pub group: u16,
+    /// One after another, in prefix order.
+    pub hashes: &'a [u8],
+    /// Of each of them.
+    pub hash_bytes: usize,
+}
+
+impl PackedKeys<'_> {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.hashes.len() / self.hash_bytes
+    }
+
+    /// The hash of number `at`.
+    pub fn hash(&self, at: usize) -> &[u8] {
+        &self.hashes[at * self.hash_bytes..][..self.hash_bytes]
+    }
+}
+
 /// A slot of the pool, named by the number of its first 4 KiB page in the data file, so that its byte offset
 /// is `page * 4096` whatever its size class. 32 bits reach 16 TiB.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -49,5 +49,5 @@ pub use error::{Error, ErrorKind, Result};
 pub use journal::Effect;
 pub use key::{
     BlockHash, BlockId, BlockKey, ClassId, Fingerprint, Generation, Instance, NamespaceId, NamespaceIndex, PAGE_BYTES,
-    SlotId,
+    PackedKeys, SlotId,
 };

@@ -77,6 +77,8 @@ pub struct Session {
     pub events: EventSender,
     /// The short names it was given, by the numbers it was told. See [`Session::MAX_NAMESPACES`].
     pub namespaces: BTreeMap<u32, NamespaceIndex>,
+    /// By the same numbers: groups with the lengths of their windows, in blocks, which the session has told.
+    pub windows: BTreeMap<u32, Vec<(u16, u32)>>,
     /// Requests in the engine's queue, by its count: what the core was told of each group.
     pub hints: BTreeMap<u64, Vec<HintId>>,
     /// Lookups whose blocks are promoted; they end with it.
@@ -339,16 +341,30 @@ impl Session {
     pub const MAX_WAITING: usize = 256;
 
     /// The number by which the client names `index` from now on.
-    pub fn open_namespace(&mut self, index: NamespaceIndex) -> u32 {
+    pub fn open_namespace(&mut self, index: NamespaceIndex, windows: Vec<(u16, u32)>) -> u32 {
+        let handle = self.handle(index);
+        self.windows.insert(handle, windows);
+        handle
+    }
+
+    fn handle(&mut self, index: NamespaceIndex) -> u32 {
         if let Some((handle, _)) = self.namespaces.iter().find(|(_, known)| **known == index) {
             return *handle;
         }
-        if self.namespaces.len() >= Session::MAX_NAMESPACES {
-            self.namespaces.pop_first();
+        if self.namespaces.len() >= Session::MAX_NAMESPACES
+            && let Some((forgotten, _)) = self.namespaces.pop_first()
+        {
+            self.windows.remove(&forgotten);
         }
         let handle = self.namespaces.last_key_value().map_or(0, |(last, _)| last + 1);
         self.namespaces.insert(handle, index);
         handle
+    }
+
+    /// Blocks before the end of a prefix that the group of the namespace needs; 0 if all may be, or nobody has said.
+    pub fn window(&self, handle: u32, group: u16) -> usize {
+        let windows = self.windows.get(&handle).into_iter().flatten();
+        windows.into_iter().find(|(windowed, _)| *windowed == group).map_or(0, |(_, blocks)| *blocks as usize)
     }
 
     /// Errors with `NotFound`, by which a client knows that it has to open the namespace again.
@@ -423,6 +439,7 @@ mod tests {
             is_trial: false,
             events: mpsc::channel(1).0,
             namespaces: BTreeMap::new(),
+            windows: BTreeMap::new(),
             hints: BTreeMap::new(),
             follows: Follows::default(),
             is_welcome: false,

@@ -13,7 +13,14 @@ use crate::error::Raised;
 use crate::fork::Own;
 use crate::mask::Mask;
 
-type GroupTuple = (u32, String, u32, bool);
+type GroupTuple = (u32, Reach, u32, bool);
+
+/// How a group's layers look back: by its name, or the blocks of its window.
+#[derive(FromPyObject)]
+enum Reach {
+    Window(u32),
+    Name(String),
+}
 
 /// A lookup in progress. Dropping it (or `release`) returns its lease, now or when the answer arrives.
 #[pyclass(frozen, module = "forebay._native")]
@@ -209,10 +216,19 @@ fn keys(groups: Vec<(u32, Bound<'_, PyAny>)>, mask: Option<&[u8]>) -> PyResult<V
 }
 
 fn group((group, attention, tokens_per_block, is_replicated): GroupTuple) -> Result<Group, Raised> {
-    let attention = match attention.as_str() {
-        "full" => Attention::Full,
-        "windowed" => Attention::Windowed,
-        _ => return Err(Error::invalid("attention is `full` or `windowed`").with("attention", attention).into()),
+    let (attention, window_blocks) = match attention {
+        Reach::Window(blocks) if blocks > 0 => (Attention::Windowed, blocks),
+        Reach::Window(_) => return Err(Error::invalid("a window has one block at least").into()),
+        Reach::Name(name) => match name.as_str() {
+            "full" => (Attention::Full, 0),
+            "windowed" => (Attention::Windowed, 0),
+            _ => {
+                return Err(Error::invalid("attention is `full`, `windowed`, or a number of blocks")
+                    .with("attention", name)
+                    .into());
+            }
+        },
     };
-    Ok(Group { group, attention: attention as i32, tokens_per_block, is_replicated, rank_bytes: Vec::new() })
+    let attention = attention as i32;
+    Ok(Group { group, attention, tokens_per_block, is_replicated, rank_bytes: Vec::new(), window_blocks })
 }

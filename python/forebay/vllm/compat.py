@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+        GroupOffloadConfig,
+        OffloadingConnectorScheduler,
+    )
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -194,13 +197,19 @@ def group_shapes(scheduler: OffloadingConnectorScheduler, *, is_replicated: bool
     return [
         Shape(
             group=group.group_idx,
-            is_full=group.sliding_window_size_in_chunks is None,
+            window=_window(group),
             tokens_per_block=group.tokens_per_chunk,
             hashes_per_block=group.hashes_per_chunk,
             is_replicated=is_replicated,
         )
         for group in scheduler.config.kv_group_configs
     ]
+
+
+def _window(group: GroupOffloadConfig) -> int | None:
+    window = group.sliding_window_size_in_chunks
+    # Of a draft model's group vLLM looks up one chunk more, and leaves it out.
+    return None if window is None else window + int(getattr(group, "is_eagle_group", False))
 
 
 def stock_blocks(vllm_config: VllmConfig, shapes: Sequence[Shape], *, is_prompt_only: bool) -> int:

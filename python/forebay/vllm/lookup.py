@@ -15,6 +15,8 @@ from vllm.v1.kv_offload.base import LookupResult
 from forebay.vllm.session import Session
 
 MISS, READY, PROMOTING = 0, 1, 2
+# Of a windowed group, before the blocks that the daemon takes for needed.
+LEFT_OUT = 3
 # Where a block was before its first hit: in the pool, on a tier of this host, or on one that hosts share.
 POOL, DISK, SHARED = 0, 1, 2
 
@@ -27,7 +29,8 @@ _RESULTS_WHEN_LATE = (LookupResult.MISS, LookupResult.HIT, LookupResult.MISS)
 
 
 class Lookup:
-    """The whole prompt is looked up at once; keys that vLLM requests beyond that (partial tails) in a second batch."""
+    """The whole prompt is looked up at once. Keys that vLLM requests beyond that, in a second batch: partial tails, and of
+    a window the keys that the daemon has left out, which vLLM needs if others turn out to be missing."""
 
     def __init__(self, session: Session, groups: Groups, mask: bytes | None, deadline: float):
         self._session = session
@@ -80,7 +83,8 @@ class Lookup:
         """Looks up the keys that `result` did not know. True if there were any; at most once."""
         if not self._unasked:
             return False
-        groups, self._unasked = list(self._unasked.items()), {}
+        groups = [(group, self._questions[0].in_order(group, keys)) for group, keys in self._unasked.items()]
+        self._unasked = {}
         self._questions.append(_Question(self._session, groups, self._mask))
         return True
 
@@ -89,7 +93,7 @@ class Lookup:
         if self.is_closed:
             return LookupResult.MISS
         for question in self._questions:
-            if (state := question.state(key)) is not None:
+            if (state := question.state(key)) is not None and state != LEFT_OUT:
                 return (_RESULTS_WHEN_LATE if self.is_late else _RESULTS)[state]
         if len(self._questions) > 1 or self.is_late:
             return LookupResult.MISS
@@ -161,6 +165,7 @@ class _Question:
         # Time of the first answer, if that was not final.
         self.promoting_since = 0.0
         self._first_states = b""
+        self._left_out_since = 0
         self._ticket = session.lookup(groups, mask)
 
     def poll(self, timeout: float, now: float) -> bool:
@@ -194,7 +199,12 @@ class _Question:
     def source(self, key: Key) -> int | None:
         """None if the key was not looked up."""
         at = self._index.get(key)
-        return None if at is None else self._sources[at]
+        return None if at is None or self._states[at] == LEFT_OUT else self._sources[at]
+
+    def in_order(self, group: int, hashes: Sequence[Hash]) -> Sequence[Hash]:
+        """Hashes of a group, those that were looked up in prefix order and first: vLLM asks for a window from its end."""
+        suffix, last = group.to_bytes(4, "big"), len(self._keys)
+        return sorted(hashes, key=lambda hash_: self._index.get(hash_ + suffix, last))
 
     def places(self, keys: Sequence[Key]) -> tuple[bytes, bytes] | None:
         """None if the keys, which are in prefix order, are not all ready here."""
@@ -222,12 +232,13 @@ class _Question:
 
     @property
     def count(self) -> int:
-        return len(self._states)
+        """Keys, but for those that the daemon has left out."""
+        return len(self._states) - self._states.count(LEFT_OUT)
 
     @property
     def awaited(self) -> int:
-        """Keys that were promoting in the first answer."""
-        return self._first_states.count(PROMOTING)
+        """Keys that were promoting in the first answer, but for those that the daemon has left out since."""
+        return self._first_states.count(PROMOTING) - self._left_out_since
 
     @property
     def came(self) -> int:
@@ -251,6 +262,8 @@ class _Question:
         states = b"".join(map(self._ticket.states, positions))
         if states == self._states or self._ticket.has_failed():
             return
+        if not is_first:
+            self._left_out_since += states.count(LEFT_OUT) - self._states.count(LEFT_OUT)
         self._states = states
         self._slots = b"".join(map(self._ticket.slots, positions))
         self._generations = b"".join(map(self._ticket.generations, positions))

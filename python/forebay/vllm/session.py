@@ -44,7 +44,7 @@ class Session(Protocol):
     def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]: ...
     def reason(self) -> str | None: ...
     def set_namespace(
-        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
+        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"] | int, int, bool]]
     ) -> None: ...
     def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> Ticket: ...
     def hint(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None: ...
@@ -208,7 +208,7 @@ class AbsentSession:
         return self._reason
 
     def set_namespace(
-        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
+        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"] | int, int, bool]]
     ) -> None:
         pass
 

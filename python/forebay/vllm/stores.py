@@ -35,14 +35,21 @@ class Shape(NamedTuple):
     """A group as declared to the daemon; its block is vLLM's chunk."""
 
     group: int
-    is_full: bool
+    # Blocks before the end of a prefix that are needed; 0: nobody says how many; None: all, by full attention.
+    window: int | None
     tokens_per_block: int
     hashes_per_block: int
     is_replicated: bool
 
-    def declared(self) -> tuple[int, Literal["full", "windowed"], int, bool]:
+    @property
+    def is_full(self) -> bool:
+        return self.window is None
+
+    def declared(self) -> tuple[int, Literal["full", "windowed"] | int, int, bool]:
         """In the form of `Session.set_namespace`."""
-        return self.group, "full" if self.is_full else "windowed", self.tokens_per_block, self.is_replicated
+        if self.window is None:
+            return self.group, "full", self.tokens_per_block, self.is_replicated
+        return self.group, self.window or "windowed", self.tokens_per_block, self.is_replicated
 
 
 class Run(NamedTuple):

@@ -320,11 +320,11 @@ class ForebayTier(SecondaryTierManager):
         if config.cache.blocks_per_chunk > 1:
             self.breaker.switch_off(_CHUNKS)
             return
-        is_full = not self._may_have_windows  # of several, nobody says which
+        window = 0 if self._may_have_windows else None  # of several, nobody says which
         shapes = [
             Shape(
                 group.group_id,
-                is_full,
+                window,
                 group.tokens_per_block,
                 group.tokens_per_block // self.spec.tokens_per_hash,
                 False,

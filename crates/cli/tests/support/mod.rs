@@ -647,6 +647,7 @@ pub fn group() -> Group {
         tokens_per_block: 16,
         is_replicated: false,
         rank_bytes: Vec::new(),
+        window_blocks: 0,
     }
 }
 

@@ -5,8 +5,8 @@
 //! (`prefetch`).
 
 use crate::core::Core;
-use crate::hints::HintId;
-use crate::key::{Fingerprint, Instance, NamespaceIndex};
+use crate::hints::{HintId, Window};
+use crate::key::{Fingerprint, Instance, NamespaceIndex, PackedKeys};
 
 /// Thousandths of the pool that hints may protect: the rest turns over, so that a queue longer than the pool can serve
 /// leaves slots for new blocks. Hit rates grow slowly from 500 to 900.
@@ -30,7 +30,26 @@ impl Core {
         hashes: &[u8],
         hash_bytes: usize,
     ) -> HintId {
-        let count = hashes.len() / hash_bytes;
+        self.add_hint(instance, PackedKeys { namespace, group, hashes, hash_bytes }, None)
+    }
+
+    /// As [`Core::hint`], of a group that needs the last `window` blocks of a prefix only: they are prefetched once it
+    /// is known how much of its prefix there is of `full`, the hint of a group of full attention.
+    pub fn hint_window(
+        &mut self,
+        instance: Instance,
+        keys: PackedKeys,
+        window: usize,
+        (full, group): (HintId, u16),
+    ) -> HintId {
+        let layout = self.cache.namespace(keys.namespace).layout.group(group);
+        let window = layout.map(|layout| Window { blocks: window, full, full_tokens: layout.tokens_per_block.into() });
+        self.add_hint(instance, keys, window)
+    }
+
+    fn add_hint(&mut self, instance: Instance, keys: PackedKeys, window: Option<Window>) -> HintId {
+        let PackedKeys { namespace, group, hashes, hash_bytes } = keys;
+        let count = keys.count();
         debug_assert!(count <= Core::MAX_KEYS_PER_EVENT);
         let Some(class) = self.cache.namespace(namespace).class(group) else { return HintId(0) };
         if count == 0 || self.is_trial(namespace) || self.hints.keys() + count > Core::MAX_HINTED_KEYS {
@@ -40,7 +59,8 @@ impl Core {
         let keys: Vec<Fingerprint> = hashes.chunks_exact(hash_bytes).map(key).collect();
         let slot_bytes = self.slots.space().class_info(class).slot_bytes;
         let hashes = if self.tiers.is_on() { hashes.to_vec() } else { Vec::new() };
-        self.hints.add(instance, (namespace, group), slot_bytes, keys, hashes, hash_bytes)
+        let window = window.filter(|_| self.tiers.is_on());
+        self.hints.add(instance, (namespace, group), slot_bytes, keys, (hashes, hash_bytes), window)
     }
 
     /// The request waits no more. Unknown and foreign ids are ignored.

@@ -43,6 +43,10 @@ pub struct Lookup {
     full_tiers: u8,
     /// A promotion that it wants found no slot.
     lacks_room: bool,
+    /// A shared tier is asked, or will be, whether it has a block that it wants.
+    is_asking: bool,
+    /// Why the last group of full attention that ended before its last key did.
+    ended: Option<MissReason>,
     counts: Counts,
 }
 
@@ -83,6 +87,8 @@ pub const STATE_MISS: u8 = 0;
 pub const STATE_READY: u8 = 1;
 /// Not ready, but soon: being verified or promoted.
 pub const STATE_NOT_YET: u8 = 2;
+/// Of a windowed group, before the blocks that the prefix needs: nobody looked.
+pub const STATE_LEFT_OUT: u8 = 3;
 
 /// Where ready blocks were before their first hit, as it travels. The first hit of a block that a tier brought up is
 /// the tier's; all others are the pool's.
@@ -117,7 +123,7 @@ impl Core {
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
         let (found, runs, fresh, counts) = (Vec::new(), Vec::new(), Vec::new(), Counts::default());
         let (lease, leased, before, cursor) = (None, 0, 0, None);
-        let (full_tiers, lacks_room) = (0, false);
+        let (full_tiers, lacks_room, is_asking, ended) = (0, false, false, None);
         Lookup {
             instance,
             namespace,
@@ -130,6 +136,8 @@ impl Core {
             cursor,
             full_tiers,
             lacks_room,
+            is_asking,
+            ended,
             counts,
         }
     }
@@ -174,8 +182,12 @@ impl Core {
         if let Some(reason) = cursor.gap {
             lookup.counts.misses[reason as usize] += end - cursor.position;
         }
+        if cursor.is_over() {
+            lookup.ended = cursor.gap;
+        }
         lookup.cursor = Some(Cursor { position: end, ..cursor });
         lookup.lacks_room |= allowance.lacks_room;
+        lookup.is_asking |= allowance.is_asking;
         if self.uses_tiers(lookup.namespace) {
             lookup.full_tiers = self.consider_hits(&lookup.found, found, lookup.full_tiers);
         }
@@ -215,7 +227,7 @@ impl Core {
         let is_awaited = lookup.lease.is_none_or(|lease| self.leases.is_held(lease));
         if is_awaited {
             lookup.namespace = namespace;
-            lookup.lacks_room = false;
+            (lookup.lacks_room, lookup.is_asking) = (false, false);
             lookup.counts.forget_passing();
         }
         is_awaited
@@ -446,6 +458,20 @@ impl Lookup {
     /// that changes.
     pub fn lacks_room(&self) -> bool {
         self.lacks_room
+    }
+
+    /// Whether a key is "not yet" since no shared tier has said yet that it has the block: the prefix may turn out to
+    /// be shorter.
+    pub fn is_asking(&self) -> bool {
+        self.is_asking
+    }
+
+    /// So many more keys are behind the end of the prefix of a group of full attention, and miss for its reason.
+    pub fn miss_behind(&mut self, keys: u64) {
+        if let Some(reason) = self.ended {
+            self.counts.keys += keys;
+            self.counts.misses[reason as usize] += keys;
+        }
     }
 
     /// Who is told the offsets, and so may touch the slots when the daemon is no more.

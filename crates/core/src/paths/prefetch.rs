@@ -7,7 +7,8 @@
 //! Invariants: lookups come first. Prefetches take at most half of a tier's load slots, and none starts while that many
 //! loads of lookups are under way. Their bytes do not count towards `promise_share`, but none starts while that share
 //! is used up. If a prefetch fails, the block is not marked as failed. Keys are prefetched in prefix order, up to the
-//! first that no tier has, and each key at most once.
+//! first that no tier has, and each key at most once. Of a windowed group, only the last blocks of the prefix are
+//! prefetched, if the length of the window is known.
 
 use crate::core::Core;
 use crate::hints::HintedKey;
@@ -19,6 +20,8 @@ use crate::tiers::LoadHealth;
 
 /// Keys looked at in one step, at about 0.3 us each.
 const KEYS: usize = 128;
+/// Keys of a windowed group that are looked through for the end of its prefix, at about 0.1 us each.
+const NARROWED_KEYS: usize = 512;
 /// Loads started in one step, at about 2 us each, and evictions for them.
 const STARTS: usize = 24;
 /// Thousandths of the pool, from the head of the queue, that are prefetched. The engine takes long to get through so
@@ -60,6 +63,12 @@ impl Core {
         let mut has_moved = false;
         let mut reach_bytes = self.slots.share(REACH_PERMILLE);
         for at in 0..self.hints.len() {
+            if let Some((keys, window, prefix_tokens)) = self.hints.to_narrow(at) {
+                let needed = self.narrow(keys, window, prefix_tokens, NARROWED_KEYS);
+                self.hints.narrow(at, needed);
+                left.keys = left.keys.saturating_sub(window);
+                has_moved = true;
+            }
             while let Some(wanted) = self.hints.next_to_prefetch(at, reach_bytes) {
                 if left.is_spent() {
                     return has_moved;

@@ -37,11 +37,13 @@ pub(crate) struct Allowance {
     probes: usize,
     /// A promotion found no slot: what would have to go is held.
     pub lacks_room: bool,
+    /// A shared tier has yet to say whether it has a block.
+    pub is_asking: bool,
 }
 
 impl Default for Allowance {
     fn default() -> Allowance {
-        Allowance { starts: STARTS, evictions: 2 * STARTS, probes: PROBES, lacks_room: false }
+        Allowance { starts: STARTS, evictions: 2 * STARTS, probes: PROBES, lacks_room: false, is_asking: false }
     }
 }
 
@@ -72,6 +74,7 @@ impl Core {
         let key = self.tiers.key(id, group, hash);
         let Some((tier, health)) = self.tiers.source(key) else {
             let asked = self.probe(namespace, group, hash, &mut allowance.probes);
+            allowance.is_asking |= asked == Some(MissReason::PromotionUnfinished);
             return asked.or_else(|| self.why_not_loaded(id, key));
         };
         let class = self.cache.namespace(namespace).class(group)?;

@@ -1,6 +1,7 @@
 //! The calls for hints: the keys of requests in the engine's queue, for evictions and prefetch.
 
-use forebay_core::{Core, Error, ErrorKind, Result};
+use forebay_core::layout::Attention;
+use forebay_core::{Core, Error, ErrorKind, PackedKeys, Result};
 use forebay_rpc::proto::{Done, GroupKeys, HintRequest, QueueHint};
 
 use super::{check_hashes, group_index};
@@ -30,10 +31,10 @@ fn withdraw(state: &mut State, session: u64, withdrawn: &[u64]) -> Result<()> {
     Ok(())
 }
 
-fn note(state: &mut State, session: u64, namespace: u32, hint: &QueueHint) -> Result<()> {
+fn note(state: &mut State, session: u64, handle: u32, hint: &QueueHint) -> Result<()> {
     let (instance, member) = state.instances.of_engine(session)?;
     let known = member.session.as_mut().expect("found by its session");
-    let namespace = known.namespace(namespace)?;
+    let namespace = known.namespace(handle)?;
     if known.hints.len() >= Session::MAX_WAITING && !known.hints.contains_key(&hint.request) {
         return Err(Error::new(ErrorKind::Full, "the session has sent too many queue hints")
             .with("limit", Session::MAX_WAITING)
@@ -41,10 +42,21 @@ fn note(state: &mut State, session: u64, namespace: u32, hint: &QueueHint) -> Re
     }
     let ids = known.hints.entry(hint.request).or_default();
     ids.drain(..).for_each(|id| state.core.withdraw_hint(instance, id));
+    // The first group of full attention: it says how much of a windowed one is needed.
+    let mut full = None;
     for GroupKeys { group, hash_bytes, hashes } in &hint.groups {
         let (hash_bytes, group) = (check_hashes(hashes, *hash_bytes)?, group_index(*group)?);
-        let first = &hashes[..hashes.len().min(Core::MAX_KEYS_PER_EVENT * hash_bytes)];
-        ids.push(state.core.hint(instance, namespace, group, first, hash_bytes));
+        let hashes = &hashes[..hashes.len().min(Core::MAX_KEYS_PER_EVENT * hash_bytes)];
+        let window = known.window(handle, group);
+        let id = match full {
+            Some(full) if window > 0 => {
+                state.core.hint_window(instance, PackedKeys { namespace, group, hashes, hash_bytes }, window, full)
+            }
+            _ => state.core.hint(instance, namespace, group, hashes, hash_bytes),
+        };
+        let layout = state.core.layout(namespace).group(group);
+        full = full.or_else(|| layout.is_some_and(|layout| layout.attention == Attention::Full).then_some((id, group)));
+        known.hints.entry(hint.request).or_default().push(id);
     }
     Ok(())
 }

@@ -4,13 +4,17 @@
 //! at those keys again until none is on its way, and answers whenever more is known. So nobody asks twice.
 //!
 //! A lookup of as many keys as one event may look at takes one event, and so does each later look.
+//!
+//! Of a windowed group whose window the engine has told, only the blocks that the prefix needs are looked at. That
+//! begins when it is known how long the prefix may be.
 
 use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::lookup::{Answer, LeaseId, Lookup, STATE_NOT_YET};
-use forebay_core::{Core, Error, ErrorKind, NamespaceIndex, Result};
+use forebay_core::layout::Attention;
+use forebay_core::lookup::{Answer, LeaseId, Lookup, STATE_LEFT_OUT, STATE_NOT_YET, STATE_READY};
+use forebay_core::{Core, Error, ErrorKind, NamespaceIndex, PackedKeys, Result};
 use forebay_rpc::proto::{Done, GroupAnswer, GroupKeys, LookupReply, LookupRequest, ReleaseRequest};
 use forebay_rpc::to_words;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
@@ -128,9 +132,19 @@ struct Group {
     group: u16,
     hash_bytes: usize,
     hashes: Vec<u8>,
-    /// Those that were "not yet" in the last answer, and how many keys lie before them; `None` before the first one.
+    /// Those that were "not yet" in the last answer, or are to be looked at for the next, and how many keys lie before
+    /// them; `None` before the first one.
     waiting: Option<(u64, Vec<u8>)>,
     hits: usize,
+    /// Of a block of full attention.
+    full_tokens: Option<u64>,
+    /// Keys from the first on that are hits, or may become some.
+    prefix: u64,
+    /// Blocks before the end of a prefix that are needed; 0 if all may be, and from when these were chosen on.
+    window: usize,
+    /// Keys before those.
+    left_out: usize,
+    is_left_out_told: bool,
 }
 
 /// How far one look has come.
@@ -141,6 +155,8 @@ struct Looked {
     /// Of the next group, and how many bytes of its keys were looked at.
     answer: Answer,
     at: usize,
+    /// The prefix of a group of full attention may turn out to be shorter.
+    is_asking: bool,
 }
 
 enum Step {
@@ -177,7 +193,15 @@ impl Pending {
         let limit = u64::from(limits.leases_per_session);
         let (instance, member) = state.instances.of_session(self.session)?;
         self.maps_pool = instance.is_some();
-        self.namespace = member.session.as_ref().expect("found by its session").namespace(self.name)?;
+        let session = member.session.as_ref().expect("found by its session");
+        self.namespace = session.namespace(self.name)?;
+        let layout = state.core.layout(self.namespace);
+        for asked in &mut self.groups {
+            let full = layout.group(asked.group).filter(|layout| layout.attention == Attention::Full);
+            asked.full_tokens = full.map(|layout| layout.tokens_per_block.into());
+            // Without a lease nothing comes up.
+            asked.window = if self.maps_pool { session.window(self.name, asked.group) } else { 0 };
+        }
         if instance.is_some_and(|instance| state.core.lease_count(instance) >= limit) {
             return Err(Error::new(ErrorKind::Full, "the session holds too many leases")
                 .with("limit", limit)
@@ -225,10 +249,25 @@ impl Pending {
 
     /// `None` if keys are left.
     fn look_at_some(&mut self, core: &mut Core) -> Option<Vec<GroupAnswer>> {
-        let Pending { lookup, groups, looked, .. } = self;
+        let Pending { lookup, groups, looked, namespace, .. } = self;
         let lookup = lookup.as_mut().expect("taken only at the end");
         let mut keys_left = Core::MAX_KEYS_PER_EVENT;
-        for asked in &mut groups[looked.answers.len()..] {
+        for at in looked.answers.len()..groups.len() {
+            let (earlier, asked) = groups.split_at_mut(at);
+            let asked = &mut asked[0];
+            if looked.at == 0
+                && asked.window > 0
+                && let Some(prefix_tokens) = earlier.iter().filter_map(Group::prefix_tokens).min()
+            {
+                if looked.is_asking {
+                    looked.answers.push(asked.put_off());
+                    continue;
+                }
+                if keys_left < Core::MAX_NARROWED_KEYS {
+                    return None;
+                }
+                keys_left -= asked.narrow(core, *namespace, lookup, prefix_tokens);
+            }
             let (before, hashes) = asked.asked();
             if looked.at == 0 {
                 lookup.begin_group(before);
@@ -242,12 +281,10 @@ impl Pending {
             }
             let answer = take(&mut looked.answer);
             looked.at = 0;
-            asked.note(&answer);
-            let Answer { states, slots, generations, sources } = answer;
-            let (slots, generations) = (to_words(&slots), to_words(&generations));
-            looked.answers.push(GroupAnswer { states, slots, generations, sources });
+            looked.is_asking |= asked.full_tokens.is_some() && lookup.is_asking();
+            looked.answers.push(asked.note(answer));
         }
-        Some(take(&mut looked.answers))
+        Some(take(looked).answers)
     }
 
     /// From now on it counts among those that the session has looked at again. `None` if it has ended, or is to end.
@@ -318,7 +355,9 @@ impl Pending {
 
     /// Hands the keys to those who look at them later.
     fn tell(&mut self, state: &State, at: Instant) {
-        for Group { group, hash_bytes, hashes, hits, .. } in self.groups.drain(..) {
+        for Group { group, hash_bytes, hashes, hits, left_out, .. } in self.groups.drain(..) {
+            // What the prefix did not need is as good as there.
+            let hits = if hits > 0 { left_out + hits } else { 0 };
             state.note_seen(at, (self.namespace, group), (hashes, hash_bytes), hits);
         }
     }
@@ -356,7 +395,18 @@ impl Drop for Pending {
 impl Group {
     fn parse(keys: GroupKeys) -> Result<Group> {
         let hash_bytes = check_hashes(&keys.hashes, keys.hash_bytes)?;
-        Ok(Group { group: group_index(keys.group)?, hash_bytes, hashes: keys.hashes, waiting: None, hits: 0 })
+        Ok(Group {
+            group: group_index(keys.group)?,
+            hash_bytes,
+            hashes: keys.hashes,
+            waiting: None,
+            hits: 0,
+            full_tokens: None,
+            prefix: 0,
+            window: 0,
+            left_out: 0,
+            is_left_out_told: false,
+        })
     }
 
     /// The keys to look at, and how many of the group lie before them.
@@ -364,15 +414,48 @@ impl Group {
         self.waiting.as_ref().map_or((0, &self.hashes), |(before, keys)| (*before, keys))
     }
 
+    /// How far the prefix of a group of full attention may reach, as far as is known.
+    fn prefix_tokens(&self) -> Option<u64> {
+        Some(self.prefix * self.full_tokens?)
+    }
+
+    /// The answer while it is not known which keys of a windowed group are needed.
+    fn put_off(&mut self) -> GroupAnswer {
+        let keys = self.hashes.len() / self.hash_bytes;
+        self.waiting.get_or_insert_with(|| (0, self.hashes.clone()));
+        GroupAnswer { states: vec![STATE_NOT_YET; keys], ..GroupAnswer::default() }
+    }
+
+    /// Chooses the keys of a windowed group that a prefix of so many tokens needs. Returns how many it looked through.
+    fn narrow(&mut self, core: &Core, namespace: NamespaceIndex, lookup: &mut Lookup, prefix_tokens: u64) -> usize {
+        let Group { group, hash_bytes, .. } = *self;
+        let keys = PackedKeys { namespace, group, hashes: &self.hashes, hash_bytes };
+        let needed = core.narrow(keys, take(&mut self.window), prefix_tokens, Core::MAX_NARROWED_KEYS);
+        lookup.miss_behind((keys.count() - needed.end) as u64);
+        self.left_out = needed.start;
+        let hashes = self.hashes[needed.start * hash_bytes..needed.end * hash_bytes].to_vec();
+        self.waiting = Some((needed.start as u64, hashes));
+        needed.len().min(Core::MAX_NARROWED_KEYS)
+    }
+
     /// Takes the answer for the keys that were looked at.
-    fn note(&mut self, answer: &Answer) {
+    fn note(&mut self, answer: Answer) -> GroupAnswer {
         self.hits += answer.slots.len();
         let (before, keys) = self.asked();
+        let may_be_hit = |state: &&u8| matches!(**state, STATE_READY | STATE_NOT_YET);
+        let prefix = before + answer.states.iter().take_while(may_be_hit).count() as u64;
+        let prefix = if keys.is_empty() { self.prefix } else { prefix };
         let is_waiting = |at: &usize| answer.states[*at] == STATE_NOT_YET;
         let waiting: Vec<usize> = (0..answer.states.len()).filter(is_waiting).collect();
         let hash = |at: &usize| &keys[at * self.hash_bytes..][..self.hash_bytes];
         let first = waiting.first().map_or(0, |first| *first as u64);
         self.waiting = Some((before + first, waiting.iter().map(hash).collect::<Vec<_>>().concat()));
+        self.prefix = prefix;
+        let Answer { mut states, slots, generations, sources } = answer;
+        if !std::mem::replace(&mut self.is_left_out_told, true) && self.left_out > 0 {
+            states.splice(0..0, std::iter::repeat_n(STATE_LEFT_OUT, self.left_out));
+        }
+        GroupAnswer { states, slots: to_words(&slots), generations: to_words(&generations), sources }
     }
 }
 

@@ -81,7 +81,7 @@ pub fn open_namespace(shared: &Shared, uid: u32, request: OpenNamespaceRequest) 
         };
         let (_, member) = state.instances.of_session(request.session)?;
         let session = member.session.as_mut().expect("found by its session");
-        Ok(OpenNamespaceReply { namespace: session.open_namespace(index), namespace_id })
+        Ok(OpenNamespaceReply { namespace: session.open_namespace(index, windows(&request.groups)?), namespace_id })
     })
 }
 
@@ -125,6 +125,7 @@ fn begin(
         is_trial: request.is_trial,
         events,
         namespaces: Default::default(),
+        windows: Default::default(),
         hints: Default::default(),
         follows: Default::default(),
         is_welcome: false,
@@ -228,6 +229,12 @@ fn layout(member: &Member, groups: &[Group]) -> Result<Layout> {
         Ok((group_index(group.group)?, layout))
     };
     Layout::new(groups.iter().map(group_layout).collect::<Result<Vec<_>>>()?)
+}
+
+/// The groups whose windows the engine has told.
+fn windows(groups: &[Group]) -> Result<Vec<(u16, u32)>> {
+    let told = groups.iter().filter(|group| group.attention() == WireAttention::Windowed && group.window_blocks > 0);
+    told.map(|group| Ok((group_index(group.group)?, group.window_blocks))).collect()
 }
 
 /// The session's stream; dropped when the client is gone, which ends the session.

@@ -155,6 +155,7 @@ fn open_namespace(rank_bytes: &[u64]) -> OpenNamespaceRequest {
         tokens_per_block: 16,
         is_replicated: false,
         rank_bytes: rank_bytes.to_vec(),
+        window_blocks: if attention == Attention::Windowed { 2 } else { 0 },
     };
     OpenNamespaceRequest {
         session: 1,

@@ -519,6 +519,7 @@ fn group_message(group: &GroupBytes) -> proto::Group {
         tokens_per_block: 1,
         is_replicated: false,
         rank_bytes: vec![group.bytes],
+        window_blocks: 0,
     }
 }
 

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 
 use forebay_core::checksum::checksum;
 use forebay_core::key::BlockHash;
-use forebay_core::lookup::{STATE_NOT_YET, STATE_READY};
+use forebay_core::lookup::{STATE_LEFT_OUT, STATE_NOT_YET, STATE_READY};
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Generation, SlotId};
 use forebay_io::pool::{BirthRecord, GeometryDescription, MapperFds, Mapping};
@@ -79,12 +79,16 @@ impl Shape {
             tokens_per_block: 16,
             is_replicated: false,
             rank_bytes: if is_client { ranks.to_vec() } else { Vec::new() },
+            window_blocks: if *group == 3 { WINDOW_BLOCKS } else { 0 },
         };
         let descriptor = self.descriptor();
         let fields = descriptor.fields().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         OpenNamespaceRequest { session, fields, groups: self.groups().iter().map(group).collect() }
     }
 }
+
+/// Of the windowed group.
+const WINDOW_BLOCKS: u32 = 2;
 
 impl Key {
     pub fn before(self) -> Option<Key> {
@@ -636,6 +640,7 @@ impl World {
                         blocks.push(Leased { key: *key, at, claim, asked, loading: 0 });
                     }
                     STATE_NOT_YET => still.push(*key),
+                    STATE_LEFT_OUT => self.truth.get().count("keys left out"),
                     _ => {}
                 }
             }

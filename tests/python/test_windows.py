@@ -1,0 +1,134 @@
+"""Layers with a sliding window: of a prompt that lies on a disk or in a store, only the last blocks come up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forebay import EngineSession, ForebayError, Ticket
+from harness import SECONDS, Engine, Group, Model, hashes
+from rig.daemon import Daemon
+from rig.process import wait_until
+
+FULL = Group(0, ((0, 1000), (1, 3000)))
+WINDOWED = Group(3, ((1, 512),), attention=2)
+UNTOLD = Group(3, ((1, 512),), attention="windowed")
+COUNT = 12
+MISS, READY, LEFT_OUT = b"\0", b"\1", b"\3"
+
+
+@pytest.fixture(params=["disk", "directory"])
+def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
+    below = (
+        {"ssd_bytes": 64 << 20, "ssd_admission": "all"}
+        if request.param == "disk"
+        else {"tiers": {"tier.fs": {"directories": [str(tmp_path / "shared")], "capacity_bytes": 64 << 20}}}
+    )
+    (tmp_path / "shared").mkdir()
+    with Daemon(capacity_bytes=64 << 20, pool={"scrub_bytes_per_second": 0}, **below) as daemon:
+        yield daemon.start()
+
+
+def model(windowed: Group) -> Model:
+    return Model(groups=(FULL, windowed))
+
+
+def store(engine: Engine, windowed: Group, full: int, of_window: list[int]) -> None:
+    """A prompt of COUNT blocks, of which the first `full` are there of one group, and some of the other."""
+    engine.wait_ready().store(FULL, hashes("f", COUNT)[:full], list(range(full)))
+    for at in of_window:
+        engine.store(windowed, hashes("w", COUNT)[at : at + 1], [at])
+
+
+def lose_pool(daemon: Daemon, blocks: int) -> None:
+    """The pool is gone when its blocks are below it."""
+    wait_until("the blocks are below the pool", lambda: tiered(daemon, "stored_blocks") == blocks, SECONDS)
+    daemon.kill()
+    daemon.drop_pool()
+    daemon.start()
+
+
+def settled(engine: Engine, groups: list[tuple[int, list[bytes]]]) -> Ticket:
+    ticket = engine.session.lookup(groups)
+    assert ticket.poll(SECONDS)
+    wait_until(
+        "nothing is promoting",
+        lambda: all(b"\2" not in ticket.states(position) for position in range(len(groups))),
+        SECONDS,
+    )
+    return ticket
+
+
+def promoted(daemon: Daemon) -> float:
+    return tiered(daemon, "promotions", 'outcome="ready"')
+
+
+def tiered(daemon: Daemon, what: str, label: str = "") -> float:
+    """Blocks that went to the tier, or came from it."""
+    name = f"forebay_tier_{what}_total{{"
+    return sum(value for key, value in daemon.metrics().items() if key.startswith(name) and label in key)
+
+
+def test_only_the_window_at_the_end_of_the_prefix_comes_up(daemon: Daemon) -> None:
+    with Engine(daemon.socket.parent, model(WINDOWED)) as engine:
+        store(engine, WINDOWED, 8, list(range(COUNT)))
+        lose_pool(daemon, 8 + COUNT)
+        engine.wait_ready()
+        ticket = settled(engine, [(0, hashes("f", COUNT)), (3, hashes("w", COUNT))])
+        assert ticket.states(0) == READY * 8 + MISS * 4
+        assert ticket.states(1) == LEFT_OUT * 6 + READY * 2 + MISS * 4
+        assert promoted(daemon) == 10
+        # Whoever needs another one asks for it.
+        ticket = settled(engine, [(3, hashes("w", COUNT)[:6])])
+        assert ticket.states(0) == READY * 6
+        assert promoted(daemon) == 16
+
+
+def test_a_window_with_a_hole_is_passed_over(daemon: Daemon) -> None:
+    with Engine(daemon.socket.parent, model(WINDOWED)) as engine:
+        store(engine, WINDOWED, 8, [1, 2, 3, 5, 7])
+        lose_pool(daemon, 8 + 5)
+        engine.wait_ready()
+        keys = hashes("w", COUNT)
+        ticket = settled(engine, [(0, hashes("f", COUNT)), (3, keys)])
+        states = ticket.states(1)
+        # A disk's blocks are known; a store is asked for the window at the end, and lacks it.
+        if states.startswith(LEFT_OUT * 3):
+            assert states == LEFT_OUT * 6 + MISS + READY + MISS * 4
+            states = settled(engine, [(3, keys[:6])]).states(0)
+            assert states == MISS + READY * 3 + MISS + READY
+        else:
+            assert states == LEFT_OUT * 2 + READY * 2 + MISS + READY + MISS + READY + MISS * 4
+
+
+def test_without_the_length_of_a_window_all_of_it_comes_up(daemon: Daemon) -> None:
+    with Engine(daemon.socket.parent, model(UNTOLD)) as engine:
+        store(engine, UNTOLD, 8, list(range(COUNT)))
+        lose_pool(daemon, 8 + COUNT)
+        engine.wait_ready()
+        ticket = settled(engine, [(0, hashes("f", COUNT)), (3, hashes("w", COUNT))])
+        assert ticket.states(1) == READY * COUNT
+        assert promoted(daemon) == 8 + COUNT
+
+
+def test_a_request_that_waits_has_its_window_brought_up(daemon: Daemon) -> None:
+    with Engine(daemon.socket.parent, model(WINDOWED)) as engine:
+        store(engine, WINDOWED, 8, list(range(COUNT)))
+        lose_pool(daemon, 8 + COUNT)
+        engine.wait_ready()
+        groups = [(0, hashes("f", COUNT)), (3, hashes("w", COUNT))]
+        engine.session.hint(1, groups)
+        wait_until("the prefix is up", lambda: promoted(daemon) == 10, SECONDS)
+        ticket = engine.session.lookup(groups)
+        assert ticket.poll(SECONDS)
+        assert ticket.states(1) == LEFT_OUT * 6 + READY * 2 + MISS * 4
+        assert promoted(daemon) == 10
+
+
+def test_a_window_has_a_block_at_least(sockets: Path) -> None:
+    session = EngineSession(str(sockets), "engine", 1, incarnation=b"1" * 16)
+    with session, pytest.raises(ForebayError, match="a window has one block at least"):
+        session.set_namespace({"model": "m"}, [(0, 0, 16, False)])
+    with session, pytest.raises(ForebayError, match="`full`, `windowed`, or a number of blocks"):
+        session.set_namespace({"model": "m"}, [(0, "half", 16, False)])  # type: ignore[list-item]
