@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use crate::core::Core;
-use crate::key::{BlockId, Fingerprint, NamespaceIndex, PackedKeys};
+use crate::key::{BlockHash, BlockId, Fingerprint, NamespaceIndex, PackedKeys};
 use crate::slots::TOUCHED_TOGETHER;
 use crate::tiers::{LoadHealth, Presence};
 
@@ -61,11 +61,9 @@ impl Core {
         }
         let mut can_be_had = [false; TOUCHED_TOGETHER];
         for (place, at) in some.enumerate() {
-            let is_match = |block: BlockId| self.slots[block].has_key(namespace, group, keys.hash(at));
-            let is_here = match candidates[place] {
-                BlockId::NONE => false,
-                block => is_match(block) || self.cache.find_under(names[place], is_match).is_some(),
-            };
+            let is_here = candidates[place] != BlockId::NONE
+                && BlockHash::new(keys.hash(at))
+                    .is_ok_and(|hash| self.cache.find(&self.slots, namespace, group, &hash).is_some());
             can_be_had[place] = is_here || uses_tiers && self.may_come(namespace, group, keys.hash(at));
         }
         can_be_had

@@ -11,6 +11,10 @@ use std::hint::black_box;
 const BUCKET: usize = 12;
 const PLACE_BYTES: usize = 5;
 const LINE_BYTES: usize = 64;
+/// Behind the places of a bucket: a bit for each that is in use.
+const IN_USE: usize = BUCKET * PLACE_BYTES;
+/// Of a number in a bucket.
+const BUCKET_BITS: u32 = 4;
 const TICK_BITS: u32 = 20;
 const TAG_BITS: u32 = 19;
 
@@ -26,8 +30,8 @@ pub struct Ghost {
 /// See the module's head. The default has no place and remembers nothing.
 #[derive(Default)]
 pub struct Ghosts {
-    /// From `first` on, which is aligned, one bucket a line. A place holds tag (19 bits, not zero), mark (1 bit)
-    /// and tick (20 bits). Zero: empty.
+    /// From `first` on, which is aligned, one bucket a line: its places, and which are in use. A place holds tag (19
+    /// bits, not zero), mark (1 bit) and tick (20 bits). Zero: empty.
     bytes: Box<[u8]>,
     first: usize,
     buckets: usize,
@@ -74,9 +78,8 @@ impl Ghosts {
     pub fn insert(&mut self, key: Fingerprint, ghost: Ghost, clock: u32) -> Option<Ghost> {
         let now = self.tick(clock);
         let line = self.line(key)?;
-        let age = |place: u64| if place == 0 { u64::MAX } else { now.wrapping_sub(place) & self.tick_mask };
         let bucket = self.bucket(line);
-        let at = (0..BUCKET).max_by_key(|at| age(read(bucket, *at)))?;
+        let at = last_empty(bucket).unwrap_or_else(|| oldest(bucket, now, self.tick_mask));
         let lost = read(bucket, at);
         let place = tag(key) << (TICK_BITS + 1) | u64::from(ghost.mark) << TICK_BITS | self.tick(ghost.touched);
         self.write(line, at, place);
@@ -137,6 +140,8 @@ impl Ghosts {
     fn write(&mut self, line: usize, at: usize, place: u64) {
         let from = line + at * PLACE_BYTES;
         self.bytes[from..from + PLACE_BYTES].copy_from_slice(&place.to_le_bytes()[..PLACE_BYTES]);
+        let in_use = in_use(self.bucket(line)) & !(1 << at) | u16::from(place != 0) << at;
+        self.bytes[line + IN_USE..][..2].copy_from_slice(&in_use.to_le_bytes());
     }
 
     fn tick(&self, clock: u32) -> u64 {
@@ -156,6 +161,22 @@ fn tag(key: Fingerprint) -> u64 {
 
 fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
+}
+
+fn in_use(bucket: &[u8; LINE_BYTES]) -> u16 {
+    u16::from_le_bytes(*bucket[IN_USE..].first_chunk().expect("2 bytes"))
+}
+
+fn last_empty(bucket: &[u8; LINE_BYTES]) -> Option<usize> {
+    (!in_use(bucket) & mask(BUCKET as u32) as u16).checked_ilog2().map(|at| at as usize)
+}
+
+/// The place of a full bucket whose key was used longest ago.
+fn oldest(bucket: &[u8; LINE_BYTES], now: u64, tick_mask: u64) -> usize {
+    let age = |at: usize| now.wrapping_sub(read(bucket, at)) & tick_mask;
+    // Age and number in one word, which one comparison keeps.
+    let oldest = (0..BUCKET).map(|at| age(at) << BUCKET_BITS | at as u64).fold(0, u64::max);
+    (oldest & mask(BUCKET_BITS)) as usize
 }
 
 /// A bucket's last place ends 4 bytes before its line does, so that all of them can be read as words.
