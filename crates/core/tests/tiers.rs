@@ -160,6 +160,22 @@ fn a_waiting_lookup_finds_nothing_new_before_something_has_ended() {
 }
 
 #[test]
+fn a_lookup_says_whether_its_next_look_starts_more_promotions_though_none_has_ended() {
+    let (mut rig, ns) = rig(16, Limits { load_blocks: 120, ..all() });
+    lie_on_tier(&mut rig, 0..150);
+    let keys: Vec<u64> = (0..150).collect();
+    let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
+    for (started, has_more) in [(48, true), (48, true), (24, false), (0, false)] {
+        assert_eq!(rig.look_on(&mut lookup, 0, 0, &keys).states, vec![STATE_NOT_YET; 150]);
+        assert_eq!((loads(&mut rig).len(), lookup.has_more_to_start()), (started, has_more));
+        rig.core.pause_lookup(&mut lookup);
+        assert!(rig.core.look_again(&mut lookup, ns));
+    }
+    rig.core.cancel_lookup(lookup);
+    rig.audit();
+}
+
+#[test]
 fn a_lookup_that_is_given_up_while_blocks_come_up_counts_once_too() {
     let (mut rig, ns) = rig(2, all());
     lie_on_tier(&mut rig, 0..3);

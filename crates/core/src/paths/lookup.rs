@@ -45,6 +45,8 @@ pub struct Lookup {
     lacks_room: bool,
     /// A shared tier is asked, or will be, whether it has a block that it wants.
     is_asking: bool,
+    /// Promotions that it wants could start at once.
+    has_more: bool,
     /// Why the last group of full attention that ended before its last key did.
     ended: Option<MissReason>,
     counts: Counts,
@@ -123,7 +125,7 @@ impl Core {
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
         let (found, runs, fresh, counts) = (Vec::new(), Vec::new(), Vec::new(), Counts::default());
         let (lease, leased, before, cursor) = (None, 0, 0, None);
-        let (full_tiers, lacks_room, is_asking, ended) = (0, false, false, None);
+        let (full_tiers, lacks_room, is_asking, has_more, ended) = (0, false, false, false, None);
         Lookup {
             instance,
             namespace,
@@ -137,6 +139,7 @@ impl Core {
             full_tiers,
             lacks_room,
             is_asking,
+            has_more,
             ended,
             counts,
         }
@@ -188,6 +191,7 @@ impl Core {
         lookup.cursor = Some(Cursor { position: end, ..cursor });
         lookup.lacks_room |= allowance.lacks_room;
         lookup.is_asking |= allowance.is_asking;
+        lookup.has_more |= allowance.is_spent;
         if self.uses_tiers(lookup.namespace) {
             lookup.full_tiers = self.consider_hits(&lookup.found, found, lookup.full_tiers);
         }
@@ -227,7 +231,7 @@ impl Core {
         let is_awaited = lookup.lease.is_none_or(|lease| self.leases.is_held(lease));
         if is_awaited {
             lookup.namespace = namespace;
-            (lookup.lacks_room, lookup.is_asking) = (false, false);
+            (lookup.lacks_room, lookup.is_asking, lookup.has_more) = (false, false, false);
             lookup.counts.forget_passing();
         }
         is_awaited
@@ -464,6 +468,12 @@ impl Lookup {
     /// be shorter.
     pub fn is_asking(&self) -> bool {
         self.is_asking
+    }
+
+    /// Whether a key is "not yet" since one look starts only so many promotions: the next one starts more, whatever has
+    /// ended meanwhile.
+    pub fn has_more_to_start(&self) -> bool {
+        self.has_more
     }
 
     /// So many more keys are behind the end of the prefix of a group of full attention, and miss for its reason.

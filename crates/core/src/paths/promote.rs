@@ -39,11 +39,20 @@ pub(crate) struct Allowance {
     pub lacks_room: bool,
     /// A shared tier has yet to say whether it has a block.
     pub is_asking: bool,
+    /// More promotions could start.
+    pub is_spent: bool,
 }
 
 impl Default for Allowance {
     fn default() -> Allowance {
-        Allowance { starts: STARTS, evictions: 2 * STARTS, probes: PROBES, lacks_room: false, is_asking: false }
+        Allowance {
+            starts: STARTS,
+            evictions: 2 * STARTS,
+            probes: PROBES,
+            lacks_room: false,
+            is_asking: false,
+            is_spent: false,
+        }
     }
 }
 
@@ -95,7 +104,11 @@ impl Core {
         let hash = BlockHash::new(hash).ok()?;
         // The same key may stand twice in one batch.
         let is_started = self.cache.find(&self.slots, namespace, group, &hash).is_some();
-        if is_started || allowance.starts == 0 || self.tiers.is_loading_enough(tier) {
+        if is_started || self.tiers.is_loading_enough(tier) {
+            return Some(MissReason::PromotionUnfinished);
+        }
+        if allowance.starts == 0 {
+            allowance.is_spent = true;
             return Some(MissReason::PromotionUnfinished);
         }
         if allowance.starts == STARTS {

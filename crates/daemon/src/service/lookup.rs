@@ -32,7 +32,8 @@ pub type Replies = ReceiverStream<Result<LookupReply, Status>>;
 type Sender = mpsc::Sender<Result<LookupReply, Status>>;
 
 /// Pauses between two looks at what is "not yet" grow from the first, in which a disk reads a few blocks, to the last:
-/// so that blocks that come up one by one are not looked at one by one. Those of a session with many such keys are
+/// so that blocks that come up one by one are not looked at one by one. While a look can start more promotions, there
+/// are no such pauses. Those of a session with many such keys are
 /// longer: see [`Follows`](crate::follows::Follows).
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(10);
@@ -304,13 +305,17 @@ impl Pending {
     async fn keep_looking(&mut self, replies: &Sender) {
         let mut pause = FIRST_PAUSE;
         while let Some(lookup) = &self.lookup {
-            let lacks_room = lookup.lacks_room();
-            tokio::time::sleep(pause.max(self.least_pause())).await;
-            if !lacks_room {
-                // What has ended since the last look counts.
-                let _ = tokio::time::timeout(LONGEST_WAIT, self.ends.changed()).await;
+            let (lacks_room, has_more) = (lookup.lacks_room(), lookup.has_more_to_start());
+            if has_more {
+                tokio::time::sleep(self.least_pause()).await;
+            } else {
+                tokio::time::sleep(pause.max(self.least_pause())).await;
+                pause = (pause * 2).min(LAST_PAUSE);
+                if !lacks_room {
+                    // What has ended since the last look counts.
+                    let _ = tokio::time::timeout(LONGEST_WAIT, self.ends.changed()).await;
+                }
             }
-            pause = (pause * 2).min(LAST_PAUSE);
             let Ok(((), reply)) = self.look(Instant::now(), Pending::resume).await else { return };
             let Some(reply) = reply else { continue };
             if reply.lease == 0 || replies.send(Ok(reply)).await.is_err() {
