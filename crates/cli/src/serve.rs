@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Debug};
 use std::io;
+use std::path::Path;
 
 use forebay_bench::private;
 use forebay_core::{Error, ErrorKind};
@@ -29,7 +30,9 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
     forebay_daemon::check_threads()?;
     let is_json = loaded.config.log.format == LogFormat::Json;
     let log = Log::start(io::stderr(), is_json);
-    for warning in &loaded.warnings {
+    let named = std::env::var("FOREBAY_SOCKET").unwrap_or_default();
+    let elsewhere = clients_look_elsewhere(&named, &loaded.config.socket.directory);
+    for warning in loaded.warnings.iter().chain(&elsewhere) {
         match is_json {
             true => log.tell("WARN", TARGET, &json!({"message": warning})),
             false => failure::warn(warning),
@@ -39,6 +42,18 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
     let outcome = if is_json { outcome.map_err(|failure| tell(&log, failure)) } else { outcome };
     log.flush(LAST_WORDS);
     outcome
+}
+
+/// Clients look where this variable says, and the daemon does not read it.
+fn clients_look_elsewhere(named: &str, ours: &Path) -> Option<String> {
+    let is_here = [Some(Path::new(named)), Path::new(named).parent()].contains(&Some(ours));
+    (!named.is_empty() && !is_here).then(|| {
+        format!(
+            "clients with `FOREBAY_SOCKET={named}` do not find this daemon, whose sockets are in `{}`; set \
+             `FOREBAY_SOCKET_DIRECTORY` instead, for the daemon and its clients",
+            ours.display()
+        )
+    })
 }
 
 /// As [`run`], for a measurement: ends with the process that started it, and leaves nothing.
@@ -130,6 +145,18 @@ mod tests {
     use std::io::Read;
 
     use super::*;
+
+    #[test]
+    fn a_variable_that_leads_clients_elsewhere_is_told_of() {
+        let ours = Path::new("/run/forebay");
+        for here in ["", "/run/forebay", "/run/forebay/", "/run/forebay/forebay.sock"] {
+            assert_eq!(clients_look_elsewhere(here, ours), None, "{here}");
+        }
+        for elsewhere in ["/run", "/run/other", "/run/forebay/other/forebay.sock"] {
+            let told = clients_look_elsewhere(elsewhere, ours).expect("clients do not find it");
+            assert!(told.contains(elsewhere) && told.contains("`/run/forebay`"), "{told}");
+        }
+    }
 
     #[test]
     fn values_of_several_words_stand_in_quotes_and_no_line_is_broken() {

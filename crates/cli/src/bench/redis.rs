@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 
+use forebay_core::{Error, ErrorKind};
 use forebay_daemon::config::Bytes;
 use forebay_io::redis::RedisConfig;
 use forebay_io::redis::bench::{BenchConfig, Direction, Lookups, Report, Row, run as measure, sweet_spot};
@@ -48,7 +49,17 @@ pub fn run(arguments: &BenchRedis) -> Result<(), Failure> {
     if let Some(bytes) = sweet_spot(&report.rows).filter(|_| arguments.sweep && !arguments.json) {
         print(&format!("\n[tier.redis]\nvalue_bytes = {bytes}\n"));
     }
-    Ok(())
+    judge(&report)
+}
+
+fn judge(report: &Report) -> Result<(), Failure> {
+    let of_rows: u64 = report.rows.iter().map(|row| row.errors).sum();
+    let errors = of_rows + report.lookups.as_ref().map_or(0, |lookups| lookups.errors);
+    if errors == 0 {
+        return Ok(());
+    }
+    let error = Error::new(ErrorKind::Unavailable, "operations of the tier failed").with("errors", errors);
+    Err(error.hint("a server that is full refuses stores or evicts blocks: see its `maxmemory`, and its log").into())
 }
 
 fn point(row: &Row) -> Point {
@@ -174,4 +185,28 @@ fn direction(row: &Row) -> &'static str {
 /// How many times longer one round trip for each key takes.
 fn ratio(lookups: &Lookups) -> f64 {
     lookups.one_by_one_p50_us as f64 / lookups.p50_us.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_with_errors_fails_and_says_how_many() {
+        let row = Row {
+            direction: Direction::Set,
+            size_bytes: 1 << 20,
+            depth: 4,
+            samples: Vec::new(),
+            latencies_us: Vec::new(),
+            errors: 0,
+        };
+        let lookups = Lookups { keys: 64, p50_us: 1, p99_us: 2, one_by_one_p50_us: 3, errors: 0 };
+        let good = Report { rows: vec![row.clone()], lookups: Some(lookups.clone()) };
+        assert!(judge(&good).is_ok());
+        let rows = vec![Row { errors: 3, ..row.clone() }, row];
+        let bad = Report { rows, lookups: Some(Lookups { errors: 4, ..lookups }) };
+        let Err(Failure::Run(error)) = judge(&bad) else { panic!("it is a failure of the run") };
+        assert!(error.to_string().contains("(errors=`7`)"), "{error}");
+    }
 }
