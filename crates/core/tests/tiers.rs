@@ -176,6 +176,27 @@ fn a_lookup_says_whether_its_next_look_starts_more_promotions_though_none_has_en
 }
 
 #[test]
+fn a_lookup_that_finds_no_slot_does_not_look_again_at_once() {
+    let config = Config { promise_permille: 1000, reserve_permille: 1000, ..Config::new(UNIT_BYTES, 16) };
+    let mut rig = Rig::with(config);
+    rig.core.open_tier(all());
+    let ns = rig.open(1, &layout(SMALL));
+    let held: Vec<u64> = (0..100).collect();
+    held.chunks(50).for_each(|some| assert_eq!(rig.store(ns, None, some), 50));
+    let (_, lease) = rig.lease(ns, &held);
+    (0..3).for_each(|_| drop(rig.reserve(ns, (16 * 16 - 100) / 3)));
+    lie_on_tier(&mut rig, 100..250);
+    let keys: Vec<u64> = (100..250).collect();
+    let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
+    assert_eq!(rig.look_on(&mut lookup, 0, 0, &keys).states, vec![STATE_NOT_YET; 150]);
+    assert!(loads(&mut rig).is_empty(), "all slots are held");
+    assert!(lookup.lacks_room() && !lookup.has_more_to_start());
+    rig.core.cancel_lookup(lookup);
+    rig.core.release(ENGINE, lease);
+    rig.audit();
+}
+
+#[test]
 fn a_lookup_that_is_given_up_while_blocks_come_up_counts_once_too() {
     let (mut rig, ns) = rig(2, all());
     lie_on_tier(&mut rig, 0..3);

@@ -471,9 +471,9 @@ impl Lookup {
     }
 
     /// Whether a key is "not yet" since one look starts only so many promotions: the next one starts more, whatever has
-    /// ended meanwhile.
+    /// ended meanwhile. Not if this look found no slot for one, which it would look for again.
     pub fn has_more_to_start(&self) -> bool {
-        self.has_more
+        self.has_more && !self.lacks_room
     }
 
     /// So many more keys are behind the end of the prefix of a group of full attention, and miss for its reason.
