@@ -147,3 +147,21 @@ def _with_path() -> dict[str, str]:
     import os
 
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "window", "blocks"), [("hybrid", 50, 4), ("hybrid", 64, 4), ("mixed", 50, 3), ("mixed", 64, 3)]
+)
+def test_a_window_is_told_as_long_as_a_prefix_that_ends_in_a_block_needs_it(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, groups: str, window: int, blocks: int
+) -> None:
+    scheduler = Engine(daemon, monkeypatch, Shape(groups=groups, window=window)).connector.scheduler
+    assert [shape.window for shape in compat.group_shapes(scheduler, is_replicated=False)] == [None, blocks]
+
+
+def test_a_draft_model_s_window_is_not_told(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM also asks for the chunk behind the prefix."""
+    scheduler = Engine(daemon, monkeypatch, Shape(groups="hybrid")).connector.scheduler
+    drafts = tuple(group._replace(is_eagle_group=True) for group in scheduler.config.kv_group_configs)
+    monkeypatch.setattr(scheduler, "config", scheduler.config._replace(kv_group_configs=drafts))
+    assert [shape.window for shape in compat.group_shapes(scheduler, is_replicated=False)] == [None, 0]

@@ -112,6 +112,30 @@ def test_without_the_length_of_a_window_all_of_it_comes_up(daemon: Daemon) -> No
         assert promoted(daemon) == 8 + COUNT
 
 
+def test_a_prompt_longer_than_the_promises_share_comes_with_the_window_at_its_end(tmp_path: Path) -> None:
+    """A prefix without its window is of no use to an engine."""
+    keys, of_window = hashes("long", 500), hashes("w", 500)
+    with Daemon(
+        capacity_bytes=16 << 20, ssd_bytes=64 << 20, ssd_admission="all", pool={"promise_share": 0.1}
+    ) as daemon:
+        daemon.start()
+        with Engine(daemon.socket.parent, model(WINDOWED)) as engine:
+            engine.wait_ready()
+            for at in range(0, 500, 10):
+                before = keys[at - 1] if at else None
+                engine.store(FULL, keys[at : at + 10], list(range(10)), before)
+                engine.store(WINDOWED, of_window[at : at + 10], list(range(10)))
+            lose_pool(daemon, 1000)
+            engine.wait_ready()
+            tickets = [settled(engine, [(0, keys), (3, of_window)])]
+            tickets.append(settled(engine, [(0, keys), (3, of_window)]))
+            for ticket in tickets:
+                states = ticket.states(0)
+                prefix = len(states) - len(states.lstrip(READY))
+                assert 350 < prefix < 410, "409 blocks may be promised"
+                assert ticket.states(1) == LEFT_OUT * (prefix - 2) + READY * 2 + MISS * (500 - prefix)
+
+
 def test_a_request_that_waits_has_its_window_brought_up(daemon: Daemon) -> None:
     with Engine(daemon.socket.parent, model(WINDOWED)) as engine:
         store(engine, WINDOWED, 8, list(range(COUNT)))

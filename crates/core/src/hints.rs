@@ -61,14 +61,15 @@ struct Hint {
     needed: Range<usize>,
 }
 
-/// A windowed group needs so many blocks before the end of what another group of the request has.
-#[derive(Clone, Copy)]
+/// A windowed group needs so many blocks before the end of what other groups of the request have.
 pub(crate) struct Window {
     pub blocks: usize,
-    /// The hint of the group of full attention.
-    pub full: HintId,
-    /// Of one block of that group.
-    pub full_tokens: u64,
+    /// Of one of its blocks.
+    pub tokens: u64,
+    /// The hints of the groups of full attention, and the tokens of one of their blocks.
+    pub full: Vec<(HintId, u64)>,
+    /// Keys of a group that is longer than its hint.
+    pub most: usize,
 }
 
 /// A key that a waiting request will ask for.
@@ -174,16 +175,25 @@ impl QueueHints {
     /// blocks of its window, and the tokens before that end.
     pub fn to_narrow(&self, at: usize) -> Option<(PackedKeys<'_>, usize, u64)> {
         let hint = &self.queue[at];
-        let window = hint.window?;
-        let full = self.queue.binary_search_by_key(&window.full.0, |hint| hint.id).ok().map(|at| &self.queue[at]);
-        let tokens = match full {
-            Some(full) if full.is_at_end || full.prefetched == full.keys.len() => {
-                full.prefetched as u64 * window.full_tokens
+        let window = hint.window.as_ref()?;
+        let mut prefix: Option<u64> = None;
+        for (id, of_block) in &window.full {
+            let Ok(full) = self.queue.binary_search_by_key(&id.0, |hint| hint.id) else { continue };
+            let full = &self.queue[full];
+            let is_whole = full.prefetched == full.keys.len();
+            if !full.is_at_end && !is_whole {
+                return None;
             }
-            Some(_) => return None,
-            // Nothing will say it.
-            None => u64::MAX,
-        };
+            // Otherwise it goes on behind the keys that were told, as far as anybody knows.
+            if full.is_at_end || full.keys.len() < window.most {
+                let tokens = full.prefetched as u64 * of_block;
+                prefix = Some(prefix.map_or(tokens, |known| known.min(tokens)));
+            }
+        }
+        // Nobody says where the end is, or it is behind the keys that were told: none of these is needed.
+        let is_here =
+            |tokens: &u64| hint.keys.len() < window.most || tokens.div_ceil(window.tokens) <= hint.keys.len() as u64;
+        let tokens = prefix.filter(is_here).unwrap_or(0);
         let Hint { namespace, group, hashes, hash_bytes, .. } = hint;
         let keys = PackedKeys { namespace: *namespace, group: *group, hashes, hash_bytes: *hash_bytes };
         Some((keys, window.blocks, tokens))
@@ -200,7 +210,7 @@ impl QueueHints {
     /// Of all its keys that are in the pool, or may have to be prefetched.
     pub fn reachable_bytes(&self, at: usize) -> u64 {
         let hint = &self.queue[at];
-        let most = hint.window.map_or(usize::MAX, |window| window.blocks);
+        let most = hint.window.as_ref().map_or(usize::MAX, |window| window.blocks);
         (hint.reached() + hint.unprefetched()).min(most) as u64 * hint.slot_bytes
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Leases {
     /// Blocks to be unpinned, in the lists of the leases that they were under; no list is empty. One list of all would
     /// have to be copied in one event, however long it is.
     ended: Vec<Vec<BlockId>>,
+    /// Bytes that lookups under way will pin last, and for which others leave room.
+    pub set_aside_bytes: u64,
 }
 
 impl Leases {
@@ -34,7 +36,7 @@ impl Leases {
         // A release that was sent before a restart must not end a lease given after it.
         let next = u64::from(epoch) << 32 | 1;
         let (counts, covered) = ([0; Instance::MAX], [0; Instance::MAX]);
-        Leases { all: BTreeMap::new(), next, counts, covered, ended: Vec::new() }
+        Leases { all: BTreeMap::new(), next, counts, covered, ended: Vec::new(), set_aside_bytes: 0 }
     }
 
     /// A lease on `blocks`, which are pinned.

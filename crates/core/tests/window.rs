@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{ENGINE, Rig, SMALL, group, hash};
+use common::{ENGINE, Rig, SMALL, UNIT_BYTES, group, hash};
 use forebay_core::hints::HintId;
 use forebay_core::layout::{Attention, GroupLayout, Layout};
+use forebay_core::lookup::{Answer, Lookup};
 use forebay_core::tier::Outcome;
 use forebay_core::tiers::{Limits, Probe, TierId};
-use forebay_core::{BlockKey, Core, Effect, NamespaceId, NamespaceIndex, PackedKeys};
+use forebay_core::{BlockKey, Config, Core, Effect, NamespaceId, NamespaceIndex, PackedKeys};
 
 const DISK: TierId = TierId(0);
 const FULL: u16 = 0;
@@ -77,7 +78,6 @@ fn a_shared_tier_may_have_what_it_was_not_asked_for_and_has_nothing_that_it_lack
     let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
     let mut answer = Default::default();
     rig.core.look(&mut lookup, WINDOWED, &packed(0..20), 8, &mut answer);
-    assert!(lookup.is_asking());
     rig.core.cancel_lookup(lookup);
     assert_eq!(narrow(&rig, ns, 2, 16 * 10, MOST), 8..10, "it has not answered");
     let mut probes: Vec<Probe> = Vec::new();
@@ -124,7 +124,7 @@ fn hint_both(rig: &mut Rig, ns: NamespaceIndex, window: usize) -> [HintId; 2] {
     let hashes = packed(0..20);
     let full = rig.core.hint(ENGINE, ns, FULL, &hashes, 8);
     let keys = PackedKeys { namespace: ns, group: WINDOWED, hashes: &hashes, hash_bytes: 8 };
-    let windowed = rig.core.hint_window(ENGINE, keys, window, (full, FULL));
+    let windowed = rig.core.hint_window(ENGINE, keys, window, &[(full, FULL)]);
     rig.step_to_the_end();
     [full, windowed]
 }
@@ -144,6 +144,90 @@ fn a_waiting_request_brings_up_its_prefix_and_the_window_at_its_end() {
 }
 
 #[test]
+fn a_waiting_request_with_more_keys_than_it_may_tell_brings_up_no_window() {
+    // An eighth of the pool has room for all of them.
+    let mut rig = Rig::new(2100);
+    rig.core.open_tier(Limits { load_blocks: 1 << 14, ..Limits::default() });
+    let groups = vec![(FULL, group(Attention::Full, SMALL)), (WINDOWED, group(Attention::Windowed, SMALL))];
+    let ns = rig.open(1, &Layout::new(groups).unwrap());
+    let most = Core::MAX_KEYS_PER_EVENT as u64;
+    for (of_full, of_window, expected) in [(most, most, 0), (most - 1, most, 2), (100, most, 2), (most - 1, 100, 2)] {
+        let key_of = |at: u64| 100_000 * of_full + 10_000_000 * of_window + at;
+        lie_on_tier(&mut rig, WINDOWED, (0..of_window).map(key_of));
+        // All of the full group is in the pool.
+        let mut before = None;
+        for at in (0..of_full).map(key_of) {
+            let mut slots = Vec::new();
+            rig.core.reserve(ENGINE, ns, FULL, 1, false, &mut slots);
+            let before = before.replace(hash(at));
+            rig.core.commit(ENGINE, ns, FULL, hash(at), before, slots[0], Some(7));
+        }
+        rig.effects();
+        let full = rig.core.hint(ENGINE, ns, FULL, &packed((0..of_full).map(key_of)), 8);
+        let hashes = packed((0..of_window).map(key_of));
+        let keys = PackedKeys { namespace: ns, group: WINDOWED, hashes: &hashes, hash_bytes: 8 };
+        let windowed = rig.core.hint_window(ENGINE, keys, 2, &[(full, FULL)]);
+        rig.step_to_the_end();
+        assert_eq!(loaded(&mut rig).len(), expected, "{of_full} and {of_window} keys");
+        [full, windowed].into_iter().for_each(|id| rig.core.withdraw_hint(ENGINE, id));
+    }
+}
+
+#[test]
+fn the_shortest_prefix_of_several_full_groups_counts() {
+    let mut rig = Rig::new(8);
+    rig.core.open_tier(Limits::default());
+    let full = group(Attention::Full, SMALL);
+    let groups = vec![(FULL, full.clone()), (WINDOWED, group(Attention::Windowed, SMALL)), (2, full)];
+    let ns = rig.open(1, &Layout::new(groups).unwrap());
+    lie_on_tier(&mut rig, FULL, 0..6);
+    lie_on_tier(&mut rig, 2, 0..3);
+    lie_on_tier(&mut rig, WINDOWED, 0..20);
+    let hashes = packed(0..20);
+    let full = [FULL, 2].map(|group| (rig.core.hint(ENGINE, ns, group, &hashes, 8), group));
+    let keys = PackedKeys { namespace: ns, group: WINDOWED, hashes: &hashes, hash_bytes: 8 };
+    rig.core.hint_window(ENGINE, keys, 2, &full);
+    rig.step_to_the_end();
+    let came = loaded(&mut rig);
+    assert_eq!(
+        came.iter().filter(|key| key.group == WINDOWED).map(|key| key.hash).collect::<Vec<_>>(),
+        [1, 2].map(hash)
+    );
+}
+
+#[test]
+fn what_is_set_aside_is_left_by_others_and_there_for_the_window() {
+    let config = Config { promise_permille: 500, ..Config::new(UNIT_BYTES, 4) };
+    let mut rig = Rig::with(config);
+    rig.core.open_tier(Limits::default());
+    let groups = vec![(FULL, group(Attention::Full, SMALL)), (WINDOWED, group(Attention::Windowed, SMALL))];
+    let ns = rig.open(1, &Layout::new(groups).unwrap());
+    lie_on_tier(&mut rig, FULL, 0..60);
+    lie_on_tier(&mut rig, WINDOWED, 0..60);
+    let states = |rig: &mut Rig, lookup: &mut Lookup, group| {
+        lookup.begin_group(0);
+        let mut answer = Answer::default();
+        rig.core.look(lookup, group, &packed(0..60), 8, &mut answer);
+        answer.states.len()
+    };
+    // Half of 64 slots may be promised; a quarter of that at most is set aside.
+    let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
+    assert!(!rig.core.set_aside(&mut lookup, 9 * SMALL));
+    assert!(rig.core.set_aside(&mut lookup, 8 * SMALL));
+    let mut other = rig.core.begin_lookup(Some(ENGINE), ns);
+    assert!(!rig.core.set_aside(&mut other, SMALL));
+    assert_eq!(states(&mut rig, &mut lookup, FULL), 24);
+    assert_eq!(states(&mut rig, &mut other, FULL), 24, "they are on their way");
+    assert_eq!(states(&mut rig, &mut other, WINDOWED), 0);
+    assert_eq!(states(&mut rig, &mut lookup, WINDOWED), 8);
+    rig.core.cancel_lookup(lookup);
+    rig.core.cancel_lookup(other);
+    let mut last = rig.core.begin_lookup(Some(ENGINE), ns);
+    assert!(rig.core.set_aside(&mut last, 8 * SMALL), "the first one has ended");
+    _ = rig.core.finish_lookup(last);
+}
+
+#[test]
 fn a_waiting_request_whose_whole_prompt_is_there_brings_up_its_last_window() {
     let (mut rig, ns) = rig(Limits::default());
     lie_on_tier(&mut rig, FULL, 0..20);
@@ -155,7 +239,8 @@ fn a_waiting_request_whose_whole_prompt_is_there_brings_up_its_last_window() {
     assert_eq!(came.len(), 16);
     rig.core.withdraw_hint(ENGINE, ids[0]);
     rig.step_to_the_end();
-    assert_eq!(loaded(&mut rig), [17, 18, 19].map(|k| key(WINDOWED, k)), "nobody says where the prefix ends");
+    assert_eq!(loaded(&mut rig), [], "nobody says where the prefix ends");
+    assert!(!rig.core.has_prefetches());
     rig.core.withdraw_hint(ENGINE, ids[1]);
     rig.step_to_the_end();
     rig.audit();

@@ -197,7 +197,7 @@ def group_shapes(scheduler: OffloadingConnectorScheduler, *, is_replicated: bool
     return [
         Shape(
             group=group.group_idx,
-            window=_window(group),
+            window=_window(group, min(other.tokens_per_chunk for other in scheduler.config.kv_group_configs)),
             tokens_per_block=group.tokens_per_chunk,
             hashes_per_block=group.hashes_per_chunk,
             is_replicated=is_replicated,
@@ -206,10 +206,17 @@ def group_shapes(scheduler: OffloadingConnectorScheduler, *, is_replicated: bool
     ]
 
 
-def _window(group: GroupOffloadConfig) -> int | None:
+def _window(group: GroupOffloadConfig, tokens: int) -> int | None:
+    """`tokens` are those of the smallest chunk of all groups."""
     window = group.sliding_window_size_in_chunks
-    # Of a draft model's group vLLM looks up one chunk more, and leaves it out.
-    return None if window is None else window + int(getattr(group, "is_eagle_group", False))
+    if window is None:
+        return None
+    # Of a draft model's group vLLM looks up a chunk behind the prefix, too: the daemon had better look at all.
+    if getattr(group, "is_eagle_group", False):
+        return 0
+    # A prefix may end inside a chunk, a token before the end of a smaller one.
+    reach = getattr(group, "load_window_size_in_chunks", None)
+    return reach(tokens - 1) if reach else window + 1
 
 
 def stock_blocks(vllm_config: VllmConfig, shapes: Sequence[Shape], *, is_prompt_only: bool) -> int:

@@ -34,17 +34,19 @@ impl Core {
     }
 
     /// As [`Core::hint`], of a group that needs the last `window` blocks of a prefix only: they are prefetched once it
-    /// is known how much of its prefix there is of `full`, the hint of a group of full attention.
+    /// is known how long the prefix is by `full`, the hints of the groups of full attention.
     pub fn hint_window(
         &mut self,
         instance: Instance,
         keys: PackedKeys,
         window: usize,
-        (full, group): (HintId, u16),
+        full: &[(HintId, u16)],
     ) -> HintId {
-        let layout = self.cache.namespace(keys.namespace).layout.group(group);
-        let window = layout.map(|layout| Window { blocks: window, full, full_tokens: layout.tokens_per_block.into() });
-        self.add_hint(instance, keys, window)
+        let layout = &self.cache.namespace(keys.namespace).layout;
+        let tokens = |group| layout.group(group).map_or(1, |layout| u64::from(layout.tokens_per_block).max(1));
+        let full = full.iter().map(|(id, group)| (*id, tokens(*group))).collect();
+        let (tokens, most) = (tokens(keys.group), Core::MAX_KEYS_PER_EVENT);
+        self.add_hint(instance, keys, Some(Window { blocks: window, tokens, full, most }))
     }
 
     fn add_hint(&mut self, instance: Instance, keys: PackedKeys, window: Option<Window>) -> HintId {

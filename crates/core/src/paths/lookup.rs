@@ -43,10 +43,10 @@ pub struct Lookup {
     full_tiers: u8,
     /// A promotion that it wants found no slot.
     lacks_room: bool,
-    /// A shared tier is asked, or will be, whether it has a block that it wants.
-    is_asking: bool,
     /// Promotions that it wants could start at once.
     has_more: bool,
+    /// Bytes of the promises' share that are kept for its windowed groups.
+    set_aside: u64,
     /// Why the last group of full attention that ended before its last key did.
     ended: Option<MissReason>,
     counts: Counts,
@@ -125,7 +125,7 @@ impl Core {
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
         let (found, runs, fresh, counts) = (Vec::new(), Vec::new(), Vec::new(), Counts::default());
         let (lease, leased, before, cursor) = (None, 0, 0, None);
-        let (full_tiers, lacks_room, is_asking, has_more, ended) = (0, false, false, false, None);
+        let (full_tiers, lacks_room, has_more, set_aside, ended) = (0, false, false, 0, None);
         Lookup {
             instance,
             namespace,
@@ -138,8 +138,8 @@ impl Core {
             cursor,
             full_tiers,
             lacks_room,
-            is_asking,
             has_more,
+            set_aside,
             ended,
             counts,
         }
@@ -156,12 +156,15 @@ impl Core {
             lookup.cursor = None;
             return;
         };
+        // The room that others leave is for the windowed groups of the lookups for which it was set aside.
+        let is_for_it = layout.attention == Attention::Windowed && lookup.set_aside > 0;
+        let set_aside = if is_for_it { 0 } else { self.leases.set_aside_bytes };
         let start = Cursor {
             group,
             attention: layout.attention,
             tokens: layout.tokens_per_block.into(),
             slot_bytes: layout.slot_bytes(),
-            limit: self.slots.share(self.config.promise_permille),
+            limit: self.slots.share(self.config.promise_permille).saturating_sub(set_aside),
             position: 0,
             gap: None,
         };
@@ -190,7 +193,6 @@ impl Core {
         }
         lookup.cursor = Some(Cursor { position: end, ..cursor });
         lookup.lacks_room |= allowance.lacks_room;
-        lookup.is_asking |= allowance.is_asking;
         lookup.has_more |= allowance.is_spent;
         if self.uses_tiers(lookup.namespace) {
             lookup.full_tiers = self.consider_hits(&lookup.found, found, lookup.full_tiers);
@@ -202,6 +204,7 @@ impl Core {
 
     /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready, nobody wants one, or it was released in a pause.
     pub fn finish_lookup(&mut self, mut lookup: Lookup) -> LeaseId {
+        self.leases.set_aside_bytes -= lookup.set_aside;
         self.touch_found(&lookup);
         self.count(&lookup);
         match (lookup.instance, lookup.lease) {
@@ -231,14 +234,27 @@ impl Core {
         let is_awaited = lookup.lease.is_none_or(|lease| self.leases.is_held(lease));
         if is_awaited {
             lookup.namespace = namespace;
-            (lookup.lacks_room, lookup.is_asking, lookup.has_more) = (false, false, false);
+            (lookup.lacks_room, lookup.has_more) = (false, false);
             lookup.counts.forget_passing();
         }
         is_awaited
     }
 
+    /// Keeps so many bytes of the promises' share for the windowed groups of a lookup until it ends: they are looked at
+    /// last. False if lookups together would keep more than a quarter of the share.
+    pub fn set_aside(&mut self, lookup: &mut Lookup, bytes: u64) -> bool {
+        let share = self.slots.share(self.config.promise_permille);
+        let has_room = self.leases.set_aside_bytes + bytes <= share / 4;
+        if has_room {
+            lookup.set_aside += bytes;
+            self.leases.set_aside_bytes += bytes;
+        }
+        has_room
+    }
+
     /// Gives a lookup's pins back, but for those that its lease covers. One that was never answered is not counted.
     pub fn cancel_lookup(&mut self, mut lookup: Lookup) {
+        self.leases.set_aside_bytes -= lookup.set_aside;
         if lookup.lease.is_some() {
             self.touch_found(&lookup);
             self.count(&lookup);
@@ -462,12 +478,6 @@ impl Lookup {
     /// that changes.
     pub fn lacks_room(&self) -> bool {
         self.lacks_room
-    }
-
-    /// Whether a key is "not yet" since no shared tier has said yet that it has the block: the prefix may turn out to
-    /// be shorter.
-    pub fn is_asking(&self) -> bool {
-        self.is_asking
     }
 
     /// Whether a key is "not yet" since one look starts only so many promotions: the next one starts more, whatever has

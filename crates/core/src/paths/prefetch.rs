@@ -64,9 +64,12 @@ impl Core {
         let mut reach_bytes = self.slots.share(REACH_PERMILLE);
         for at in 0..self.hints.len() {
             if let Some((keys, window, prefix_tokens)) = self.hints.to_narrow(at) {
+                if left.is_spent() {
+                    return has_moved;
+                }
                 let needed = self.narrow(keys, window, prefix_tokens, NARROWED_KEYS);
+                left.keys = left.keys.saturating_sub(needed.len().max(1));
                 self.hints.narrow(at, needed);
-                left.keys = left.keys.saturating_sub(window);
                 has_moved = true;
             }
             while let Some(wanted) = self.hints.next_to_prefetch(at, reach_bytes) {

@@ -37,22 +37,13 @@ pub(crate) struct Allowance {
     probes: usize,
     /// A promotion found no slot: what would have to go is held.
     pub lacks_room: bool,
-    /// A shared tier has yet to say whether it has a block.
-    pub is_asking: bool,
     /// More promotions could start.
     pub is_spent: bool,
 }
 
 impl Default for Allowance {
     fn default() -> Allowance {
-        Allowance {
-            starts: STARTS,
-            evictions: 2 * STARTS,
-            probes: PROBES,
-            lacks_room: false,
-            is_asking: false,
-            is_spent: false,
-        }
+        Allowance { starts: STARTS, evictions: 2 * STARTS, probes: PROBES, lacks_room: false, is_spent: false }
     }
 }
 
@@ -83,7 +74,6 @@ impl Core {
         let key = self.tiers.key(id, group, hash);
         let Some((tier, health)) = self.tiers.source(key) else {
             let asked = self.probe(namespace, group, hash, &mut allowance.probes);
-            allowance.is_asking |= asked == Some(MissReason::PromotionUnfinished);
             return asked.or_else(|| self.why_not_loaded(id, key));
         };
         let class = self.cache.namespace(namespace).class(group)?;

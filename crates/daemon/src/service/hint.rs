@@ -42,20 +42,21 @@ fn note(state: &mut State, session: u64, handle: u32, hint: &QueueHint) -> Resul
     }
     let ids = known.hints.entry(hint.request).or_default();
     ids.drain(..).for_each(|id| state.core.withdraw_hint(instance, id));
-    // The first group of full attention: it says how much of a windowed one is needed.
-    let mut full = None;
+    // Groups of full attention say how much of a windowed one is needed.
+    let mut full = Vec::new();
     for GroupKeys { group, hash_bytes, hashes } in &hint.groups {
         let (hash_bytes, group) = (check_hashes(hashes, *hash_bytes)?, group_index(*group)?);
         let hashes = &hashes[..hashes.len().min(Core::MAX_KEYS_PER_EVENT * hash_bytes)];
         let window = known.window(handle, group);
-        let id = match full {
-            Some(full) if window > 0 => {
-                state.core.hint_window(instance, PackedKeys { namespace, group, hashes, hash_bytes }, window, full)
-            }
-            _ => state.core.hint(instance, namespace, group, hashes, hash_bytes),
+        let id = if window > 0 && !full.is_empty() {
+            state.core.hint_window(instance, PackedKeys { namespace, group, hashes, hash_bytes }, window, &full)
+        } else {
+            state.core.hint(instance, namespace, group, hashes, hash_bytes)
         };
         let layout = state.core.layout(namespace).group(group);
-        full = full.or_else(|| layout.is_some_and(|layout| layout.attention == Attention::Full).then_some((id, group)));
+        if layout.is_some_and(|layout| layout.attention == Attention::Full) {
+            full.push((id, group));
+        }
         known.hints.entry(hint.request).or_default().push(id);
     }
     Ok(())

@@ -6,7 +6,8 @@
 //! A lookup of as many keys as one event may look at takes one event, and so does each later look.
 //!
 //! Of a windowed group whose window the engine has told, only the blocks that the prefix needs are looked at. That
-//! begins when it is known how long the prefix may be.
+//! begins when all of the prefix is there, since it may turn out to be shorter. Room for these blocks is set aside
+//! before: a prefix without its window is of no use.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -120,6 +121,8 @@ struct Pending {
     lookup: Option<Lookup>,
     groups: Vec<Group>,
     looked: Looked,
+    /// The needed keys of a windowed group were chosen: their promotions begin.
+    has_chosen: bool,
     /// Keys that were "not yet" in the last answer; `None` before the first.
     told: Option<usize>,
     /// Changes when something has ended that a lookup may wait for.
@@ -139,6 +142,8 @@ struct Group {
     hits: usize,
     /// Of a block of full attention.
     full_tokens: Option<u64>,
+    /// Of the slot of a block.
+    slot_bytes: u64,
     /// Keys from the first on that are hits, or may become some.
     prefix: u64,
     /// Blocks before the end of a prefix that are needed; 0 if all may be, and from when these were chosen on.
@@ -156,8 +161,6 @@ struct Looked {
     /// Of the next group, and how many bytes of its keys were looked at.
     answer: Answer,
     at: usize,
-    /// The prefix of a group of full attention may turn out to be shorter.
-    is_asking: bool,
 }
 
 enum Step {
@@ -181,6 +184,7 @@ impl Pending {
             lookup: None,
             groups,
             looked: Looked::default(),
+            has_chosen: false,
             told: None,
             ends,
             followed: None,
@@ -197,12 +201,17 @@ impl Pending {
         let session = member.session.as_ref().expect("found by its session");
         self.namespace = session.namespace(self.name)?;
         let layout = state.core.layout(self.namespace);
+        let mut has_full = false;
         for asked in &mut self.groups {
-            let full = layout.group(asked.group).filter(|layout| layout.attention == Attention::Full);
-            asked.full_tokens = full.map(|layout| layout.tokens_per_block.into());
-            // Without a lease nothing comes up.
-            asked.window = if self.maps_pool { session.window(self.name, asked.group) } else { 0 };
+            let Some(layout) = layout.group(asked.group) else { continue };
+            let is_full = layout.attention == Attention::Full;
+            asked.full_tokens = is_full.then_some(layout.tokens_per_block.into());
+            asked.slot_bytes = layout.slot_bytes();
+            // Without a lease nothing comes up, and without a prefix nobody knows what is needed.
+            asked.window = if self.maps_pool && has_full { session.window(self.name, asked.group) } else { 0 };
+            has_full |= is_full;
         }
+        let windows_bytes = self.groups.iter().map(Group::window_bytes).sum();
         if instance.is_some_and(|instance| state.core.lease_count(instance) >= limit) {
             return Err(Error::new(ErrorKind::Full, "the session holds too many leases")
                 .with("limit", limit)
@@ -210,7 +219,11 @@ impl Pending {
         }
         let place = find_place(state, places)?;
         // Whoever maps nothing has no use for offsets, and asks without taking a lease.
-        self.lookup = Some(state.core.begin_lookup(instance, self.namespace));
+        let mut lookup = state.core.begin_lookup(instance, self.namespace);
+        if !state.core.set_aside(&mut lookup, windows_bytes) {
+            self.groups.iter_mut().for_each(|asked| asked.window = 0);
+        }
+        self.lookup = Some(lookup);
         Ok(place)
     }
 
@@ -250,7 +263,7 @@ impl Pending {
 
     /// `None` if keys are left.
     fn look_at_some(&mut self, core: &mut Core) -> Option<Vec<GroupAnswer>> {
-        let Pending { lookup, groups, looked, namespace, .. } = self;
+        let Pending { lookup, groups, looked, namespace, has_chosen, .. } = self;
         let lookup = lookup.as_mut().expect("taken only at the end");
         let mut keys_left = Core::MAX_KEYS_PER_EVENT;
         for at in looked.answers.len()..groups.len() {
@@ -260,7 +273,7 @@ impl Pending {
                 && asked.window > 0
                 && let Some(prefix_tokens) = earlier.iter().filter_map(Group::prefix_tokens).min()
             {
-                if looked.is_asking {
+                if earlier.iter().any(Group::may_end_earlier) {
                     looked.answers.push(asked.put_off());
                     continue;
                 }
@@ -268,6 +281,7 @@ impl Pending {
                     return None;
                 }
                 keys_left -= asked.narrow(core, *namespace, lookup, prefix_tokens);
+                *has_chosen = true;
             }
             let (before, hashes) = asked.asked();
             if looked.at == 0 {
@@ -282,7 +296,6 @@ impl Pending {
             }
             let answer = take(&mut looked.answer);
             looked.at = 0;
-            looked.is_asking |= asked.full_tokens.is_some() && lookup.is_asking();
             looked.answers.push(asked.note(answer));
         }
         Some(take(looked).answers)
@@ -317,6 +330,9 @@ impl Pending {
                 }
             }
             let Ok(((), reply)) = self.look(Instant::now(), Pending::resume).await else { return };
+            if take(&mut self.has_chosen) {
+                pause = FIRST_PAUSE;
+            }
             let Some(reply) = reply else { continue };
             if reply.lease == 0 || replies.send(Ok(reply)).await.is_err() {
                 return;
@@ -407,6 +423,7 @@ impl Group {
             waiting: None,
             hits: 0,
             full_tokens: None,
+            slot_bytes: 0,
             prefix: 0,
             window: 0,
             left_out: 0,
@@ -417,6 +434,16 @@ impl Group {
     /// The keys to look at, and how many of the group lie before them.
     fn asked(&self) -> (u64, &[u8]) {
         self.waiting.as_ref().map_or((0, &self.hashes), |(before, keys)| (*before, keys))
+    }
+
+    /// Of the blocks that a windowed group needs.
+    fn window_bytes(&self) -> u64 {
+        self.window.min(self.hashes.len() / self.hash_bytes) as u64 * self.slot_bytes
+    }
+
+    /// Whether blocks of full attention are "not yet", and may not come.
+    fn may_end_earlier(&self) -> bool {
+        self.full_tokens.is_some() && self.waiting.as_ref().is_some_and(|(_, keys)| !keys.is_empty())
     }
 
     /// How far the prefix of a group of full attention may reach, as far as is known.
