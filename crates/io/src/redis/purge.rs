@@ -222,7 +222,9 @@ fn await_replicas(mut followed: Vec<Followed>, purging: &Purging) -> Result<()> 
             return Err(Error::new(ErrorKind::Unavailable, "a replica has not removed the blocks yet")
                 .with("server", &master.address)
                 .with("replica", &master.behind[0])
-                .hint("purge again when the replica follows its master: as a master it would bring blocks back"));
+                .hint(
+                    "purge again when the replica follows its master, or is the master: it would bring blocks back",
+                ));
         }
         followed = behind;
     }
@@ -233,7 +235,8 @@ fn await_replicas(mut followed: Vec<Followed>, purging: &Purging) -> Result<()> 
 struct Replication {
     /// How far it is itself, in bytes.
     offset: u64,
-    /// How far each replica is that follows it.
+    /// How far the replicas are that follow it, by place. One that still takes a copy of everything is nowhere: until
+    /// then it has what it had before. Of several at one place, behind a proxy, the last one counts.
     replicas: BTreeMap<String, u64>,
 }
 
@@ -260,11 +263,16 @@ impl Replication {
         let replica = |line: &str| {
             let (_, fields) = line.strip_prefix("slave")?.split_once(':')?;
             let fields: BTreeMap<&str, &str> = fields.split(',').filter_map(|field| field.split_once('=')).collect();
-            let is_following = fields.get("state") == Some(&"online");
+            let has_copy = fields.get("state") == Some(&"online");
             let place = format!("{}:{}", fields.get("ip")?, fields.get("port")?);
-            is_following.then_some((place, fields.get("offset")?.parse().ok()?))
+            Some((place, if has_copy { fields.get("offset")?.parse().ok()? } else { 0 }))
         };
-        Some(Replication { offset, replicas: told.lines().filter_map(replica).collect() })
+        let mut replicas = BTreeMap::new();
+        for (place, at) in told.lines().filter_map(replica) {
+            let known = replicas.entry(place).or_insert(at);
+            *known = at.min(*known);
+        }
+        Some(Replication { offset, replicas })
     }
 }
 
@@ -302,4 +310,34 @@ fn not_understood(client: &BlockingClient, what: &str, reply: &Reply) -> Error {
 /// removes.
 fn has_moved(text: &str) -> bool {
     matches!(text.split(' ').next(), Some("MOVED" | "ASK" | "TRYAGAIN" | "READONLY"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replicas(lines: &str) -> Vec<(String, u64)> {
+        let told = format!("# Replication\r\nrole:master\r\n{lines}master_repl_offset:700\r\n");
+        let Replication { offset, replicas } = Replication::read(&told).expect("it tells");
+        assert_eq!(offset, 700);
+        replicas.into_iter().collect()
+    }
+
+    #[test]
+    fn a_replica_that_takes_a_copy_has_none_of_what_its_master_has_done() {
+        let lines = "slave0:ip=10.0.0.1,port=1,state=online,offset=690,lag=0\r\n\
+                     slave1:ip=10.0.0.2,port=1,state=wait_bgsave,offset=0,lag=0\r\n\
+                     slave2:ip=10.0.0.3,port=1,state=send_bulk,offset=700,lag=1\r\n";
+        let expected = [("10.0.0.1:1", 690), ("10.0.0.2:1", 0), ("10.0.0.3:1", 0)];
+        assert_eq!(replicas(lines), expected.map(|(place, at)| (place.to_owned(), at)));
+    }
+
+    #[test]
+    fn of_replicas_at_one_place_the_last_counts() {
+        let [ahead, behind] =
+            [700, 600].map(|at| format!("slave0:ip=10.0.0.1,port=1,state=online,offset={at},lag=0\r\n"));
+        let expected = vec![("10.0.0.1:1".to_owned(), 600)];
+        assert_eq!(replicas(&format!("{ahead}{behind}")), expected);
+        assert_eq!(replicas(&format!("{behind}{ahead}")), expected);
+    }
 }
