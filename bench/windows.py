@@ -1,8 +1,8 @@
 """What of a prompt with sliding windows comes up from below the pool, and how long that takes: `python bench/windows.py`.
 
 A model has one group of full attention and one with a window of 64 blocks. Two prompts of 512 blocks of 64 KiB a group
-share their first 384 blocks, and lie on a disk, or in a directory, of a real daemon whose pool is gone. The second
-prompt is looked up, as an engine does, until nothing is promoting. Once the engine has told the length of the window,
+share their first 384 blocks. The first one lies on a disk, or in a directory, of a real daemon whose pool is gone. The
+second one is looked up, as an engine does, until nothing is promoting. Once the engine has told the length of the window,
 and once it has not; in turns, each time with another daemon. Prints a JSON object a run: blocks promoted and seconds.
 Needs `FOREBAY_BIN` and the Python package.
 """

@@ -60,6 +60,14 @@ def settled(engine: Engine, groups: list[tuple[int, list[bytes]]]) -> Ticket:
     return ticket
 
 
+def looked_up_below(engine: Engine, daemon: Daemon, windowed: Group, of_window: list[int]) -> Ticket:
+    """Of the prompt of `store`, once nothing of it is in the pool: the answer."""
+    store(engine, windowed, 8, of_window)
+    lose_pool(daemon, 8 + len(of_window))
+    engine.wait_ready()
+    return settled(engine, [(0, hashes("f", COUNT)), (3, hashes("w", COUNT))])
+
+
 def promoted(daemon: Daemon) -> float:
     return tiered(daemon, "promotions", 'outcome="ready"')
 
@@ -72,10 +80,7 @@ def tiered(daemon: Daemon, what: str, label: str = "") -> float:
 
 def test_only_the_window_at_the_end_of_the_prefix_comes_up(daemon: Daemon) -> None:
     with Engine(daemon.socket.parent, model(WINDOWED)) as engine:
-        store(engine, WINDOWED, 8, list(range(COUNT)))
-        lose_pool(daemon, 8 + COUNT)
-        engine.wait_ready()
-        ticket = settled(engine, [(0, hashes("f", COUNT)), (3, hashes("w", COUNT))])
+        ticket = looked_up_below(engine, daemon, WINDOWED, list(range(COUNT)))
         assert ticket.states(0) == READY * 8 + MISS * 4
         assert ticket.states(1) == LEFT_OUT * 6 + READY * 2 + MISS * 4
         assert promoted(daemon) == 10
@@ -87,12 +92,8 @@ def test_only_the_window_at_the_end_of_the_prefix_comes_up(daemon: Daemon) -> No
 
 def test_a_window_with_a_hole_is_passed_over(daemon: Daemon) -> None:
     with Engine(daemon.socket.parent, model(WINDOWED)) as engine:
-        store(engine, WINDOWED, 8, [1, 2, 3, 5, 7])
-        lose_pool(daemon, 8 + 5)
-        engine.wait_ready()
         keys = hashes("w", COUNT)
-        ticket = settled(engine, [(0, hashes("f", COUNT)), (3, keys)])
-        states = ticket.states(1)
+        states = looked_up_below(engine, daemon, WINDOWED, [1, 2, 3, 5, 7]).states(1)
         # A disk's blocks are known; a store is asked for the window at the end, and lacks it.
         if states.startswith(LEFT_OUT * 3):
             assert states == LEFT_OUT * 6 + MISS + READY + MISS * 4
@@ -104,10 +105,7 @@ def test_a_window_with_a_hole_is_passed_over(daemon: Daemon) -> None:
 
 def test_without_the_length_of_a_window_all_of_it_comes_up(daemon: Daemon) -> None:
     with Engine(daemon.socket.parent, model(UNTOLD)) as engine:
-        store(engine, UNTOLD, 8, list(range(COUNT)))
-        lose_pool(daemon, 8 + COUNT)
-        engine.wait_ready()
-        ticket = settled(engine, [(0, hashes("f", COUNT)), (3, hashes("w", COUNT))])
+        ticket = looked_up_below(engine, daemon, UNTOLD, list(range(COUNT)))
         assert ticket.states(1) == READY * COUNT
         assert promoted(daemon) == 8 + COUNT
 

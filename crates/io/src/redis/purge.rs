@@ -223,7 +223,8 @@ fn await_replicas(mut followed: Vec<Followed>, purging: &Purging) -> Result<()> 
                 .with("server", &master.address)
                 .with("replica", &master.behind[0])
                 .hint(
-                    "purge again when the replica follows its master, or is the master: it would bring blocks back",
+                    "purge again when the replica follows its master or has become the master; until then it may bring \
+                     blocks back",
                 ));
         }
         followed = behind;
