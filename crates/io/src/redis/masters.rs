@@ -16,16 +16,17 @@ use super::connection::Greeting;
 use super::event_loop::greeting;
 use super::name::SLOTS;
 use super::resp::{self, Reply};
-use super::topology::{CLUSTER_INFO, Found, ROLE, found, is_master, is_well, question};
+use super::topology::{
+    CLUSTER_INFO, Found, REPLICATION, ROLE, found, is_master, is_well, question, replicas_in_map, replicas_of_sentinel,
+};
 
 /// Those that are configured are asked first, then the masters that they name, and so on. One that has taken over is
 /// named by the masters that have heard of this.
 pub(super) const ROUNDS: u32 = 3;
-/// How blocks are read.
-const READS: [&str; 2] = ["EXISTS", "GET"];
 
-/// Connects to each master as the tier would, and reads: a finding each, or what to change. Writes nothing. Takes
-/// `connect_timeout` for each configured server that does not answer, and once more for the masters together.
+/// Connects to each master as the tier would, and tries what the tier does on a name that no block has: a finding each,
+/// or what to change. Writes nothing. Takes `connect_timeout` for each configured server that does not answer, and once
+/// more for the masters together.
 pub fn examine(config: &RedisConfig) -> Vec<Result<String>> {
     let settings = match Settings::of(config) {
         Ok(settings) => settings,
@@ -43,40 +44,88 @@ fn answers(address: &Address, settings: &Settings) -> Result<String> {
     let (mut client, _) = BlockingClient::connect(address, &settings.access, &greeting(settings), &settings.config)?;
     // A name as a block has it, of no block.
     let hash = BlockHash::new(&[0; BlockHash::MAX_LEN])?;
-    let (mut name, mut commands) = (Vec::new(), Vec::new());
+    let mut name = Vec::new();
     settings.config.write_name(&mut name, &BlockKey { namespace: NamespaceId(0), group: 0, hash }, 0);
-    READS.iter().for_each(|verb| resp::command(&mut commands, &[verb.as_bytes(), &name]));
-    let replies = client.ask(&commands, READS.len())?;
-    for (verb, said) in READS.iter().zip(&replies).filter_map(|(verb, reply)| Some((verb, reply.error()?))) {
-        // Another node of the cluster has the name, and this one would have let us read.
-        if !said.starts_with("MOVED ") && !said.starts_with("ASK ") {
-            let hint = match said.starts_with("NOPERM") {
-                true => {
-                    "give the urls' user the rights to GET, EXISTS, SET and TOUCH on names that begin with `key_prefix`"
-                }
-                false => "check the server, and try again when it can be read",
-            };
-            return Err(client.refused(verb, said).hint(hint));
-        }
+    let touch: &[&[u8]] = match settings.config.ttl_seconds {
+        None => &[b"TOUCH", &name],
+        Some(_) => &[b"EXPIRE", &name, b"1"],
+    };
+    // With `XX`, a name that is not there stays so.
+    let of_blocks: [&[&[u8]]; 4] = [&[b"EXISTS", &name], &[b"GET", &name], &[b"SET", &name, b"", b"XX"], touch];
+    let of_purges: [&[&[u8]]; 3] = [&[b"SCAN", b"0", b"COUNT", b"1"], &[b"UNLINK", &name], REPLICATION];
+    let mut commands = Vec::new();
+    let all = || of_blocks.iter().chain(&of_purges).copied();
+    all().for_each(|command| resp::command(&mut commands, command));
+    let replies = client.ask(&commands, all().count())?;
+    // A name of the cluster that another node has. This one would have done as it was told.
+    let is_elsewhere = |said: &str| said.starts_with("MOVED ") || said.starts_with("ASK ");
+    let refused = |command: &[&[u8]], reply: &Reply| {
+        let said = reply.error().filter(|said| !is_elsewhere(said))?;
+        Some((String::from_utf8_lossy(command[0]).into_owned(), said.to_owned()))
+    };
+    let refusals: Vec<_> = all().zip(&replies).map(|(command, reply)| refused(command, reply)).collect();
+    let (of_blocks, of_purges) = refusals.split_at(of_blocks.len());
+    if let Some((verb, said)) = of_blocks.iter().flatten().next() {
+        let hint = match said.starts_with("NOPERM") {
+            true => {
+                "give the urls' user the rights to GET, EXISTS, SET and TOUCH on names that begin with `key_prefix`, \
+                 with `ttl_seconds` to EXPIRE in place of TOUCH"
+            }
+            false => "check the server, and try again when it can be read and written",
+        };
+        return Err(client.refused(verb, said).hint(hint));
     }
-    Ok(format!("`{address}` answers"))
+    let lacking: Vec<&str> = of_purges.iter().flatten().map(|(verb, _)| verb.as_str()).collect();
+    Ok(match lacking[..] {
+        [] => format!("`{address}` answers"),
+        _ => format!("`{address}` answers, and refuses what a purge needs: {}", lacking.join(", ")),
+    })
 }
 
 /// The masters, as they were told of.
-#[derive(PartialEq, Eq)]
-pub(super) struct Masters(Vec<Found>);
+#[derive(Default)]
+pub(super) struct Masters {
+    found: Vec<Found>,
+    /// The replicas, and whether all who named one said that it is down.
+    replicas: BTreeMap<Address, bool>,
+}
 
 impl Masters {
     /// Each once.
     pub fn addresses(&self) -> BTreeMap<String, &Address> {
-        let addresses = self.0.iter().flat_map(Found::addresses);
+        let addresses = self.found.iter().flat_map(Found::addresses);
         addresses.map(|address| (address.to_string(), address)).collect()
+    }
+
+    /// Whether they were told of in the same way.
+    pub fn are_those_of(&self, other: &Masters) -> bool {
+        self.found == other.found
+    }
+
+    /// The replicas that were named, some of which may have become masters, and whether each is down.
+    pub fn replicas(&self) -> impl Iterator<Item = (&Address, bool)> {
+        self.replicas.iter().map(|(address, is_down)| (address, *is_down))
     }
 
     /// Adds servers that nobody was asked for.
     pub fn add(&mut self, servers: impl IntoIterator<Item = Address>) {
-        self.0.extend(servers.into_iter().map(Found::Master));
+        self.found.extend(servers.into_iter().map(Found::Master));
     }
+
+    fn hear(&mut self, found: Found, replicas: Vec<(Address, bool)>) {
+        self.found.push(found);
+        for (address, is_down) in replicas {
+            *self.replicas.entry(address).or_insert(is_down) &= is_down;
+        }
+    }
+}
+
+/// What one server told.
+struct Told {
+    found: Found,
+    /// Why that cannot be believed alone.
+    doubt: Option<Error>,
+    replicas: Vec<(Address, bool)>,
 }
 
 /// All masters that a server names that is asked, of which at least one can be believed: a node of a cluster that is
@@ -84,19 +133,20 @@ impl Masters {
 /// and `operation_timeout` once, in a cluster [`ROUNDS`] times at most.
 pub(super) fn masters(settings: &Settings) -> Result<Masters> {
     let Some(question) = question(settings) else {
-        return Ok(Masters(vec![Found::Master(settings.addresses[0].clone())]));
+        let found = vec![Found::Master(settings.addresses[0].clone())];
+        return Ok(Masters { found, ..Masters::default() });
     };
-    let (mut tellers, mut masters, mut failure) = (settings.addresses.clone(), Masters(Vec::new()), None);
+    let (mut tellers, mut masters, mut failure) = (settings.addresses.clone(), Masters::default(), None);
     let (mut asked, mut is_believed) = (0, false);
     for _ in 0..ROUNDS {
         let told = at_once(&tellers[asked..], |teller| tell(teller, &question, settings));
         asked = tellers.len();
         for told in told {
             match told {
-                Ok((found, doubt)) => {
+                Ok(Told { found, doubt, replicas }) => {
                     is_believed |= doubt.is_none();
                     failure = failure.or(doubt);
-                    masters.0.push(found);
+                    masters.hear(found, replicas);
                 }
                 Err(error) => failure = failure.or(Some(error)),
             }
@@ -113,16 +163,15 @@ pub(super) fn masters(settings: &Settings) -> Result<Masters> {
     }
 }
 
-fn at_once<T: Send>(tellers: &[Address], ask: impl Fn(&Address) -> T + Sync) -> Vec<T> {
+pub(super) fn at_once<A: Send, T: Send>(servers: impl IntoIterator<Item = A>, ask: impl Fn(A) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let ask = &ask;
-        let asked: Vec<_> = tellers.iter().map(|teller| scope.spawn(move || ask(teller))).collect();
+        let asked: Vec<_> = servers.into_iter().map(|server| scope.spawn(move || ask(server))).collect();
         asked.into_iter().map(|thread| thread.join().expect("a question does not panic")).collect()
     })
 }
 
-/// What one of them tells, and why that cannot be believed alone.
-fn tell(teller: &Address, question: &Greeting, settings: &Settings) -> Result<(Found, Option<Error>)> {
+fn tell(teller: &Address, question: &Greeting, settings: &Settings) -> Result<Told> {
     let cannot = |why: String| {
         Error::new(ErrorKind::Unavailable, "cannot find the masters")
             .with("server", teller)
@@ -131,20 +180,37 @@ fn tell(teller: &Address, question: &Greeting, settings: &Settings) -> Result<(F
     };
     let (mut client, answer) = BlockingClient::connect(teller, &settings.sentinel_access, question, &settings.config)?;
     let found = found(&answer, teller).map_err(cannot)?;
-    let doubt = match &found {
-        Found::Master(address) => return role_of(address, settings).map_err(cannot).map(|()| (found, None)),
+    let (doubt, replicas) = match &found {
+        Found::Master(address) => {
+            role_of(address, settings).map_err(cannot)?;
+            let name = settings.config.sentinel.master.as_bytes();
+            let replicas = asked(&mut client, &[b"SENTINEL", b"REPLICAS", name])?;
+            if let Some(reply) = replicas.error() {
+                warn_unnamed(teller, reply);
+            }
+            (Ok(()), replicas_of_sentinel(&replicas, teller))
+        }
         Found::Map(map) => {
             let state = asked(&mut client, CLUSTER_INFO)?;
             if let Reply::Error(text) = &state {
                 return Err(client.refused("CLUSTER INFO", text));
             }
-            is_well(&state).and_then(|()| is_whole(map))
+            (is_well(&state).and_then(|()| is_whole(map)), replicas_in_map(&answer, teller))
         }
     };
-    Ok((found, doubt.err().map(cannot)))
+    Ok(Told { found, doubt: doubt.err().map(cannot), replicas })
 }
 
-fn asked(client: &mut BlockingClient, command: &[&[u8]]) -> Result<Reply> {
+fn warn_unnamed(sentinel: &Address, reply: &str) {
+    tracing::warn!(
+        %sentinel,
+        reply,
+        hint = "give the user that asks the sentinels the right to `SENTINEL REPLICAS`",
+        "a sentinel does not name the replicas: a purge waits for those only that the master names"
+    );
+}
+
+pub(super) fn asked(client: &mut BlockingClient, command: &[&[u8]]) -> Result<Reply> {
     let mut bytes = Vec::new();
     resp::command(&mut bytes, command);
     Ok(client.ask(&bytes, 1)?.remove(0))

@@ -22,6 +22,7 @@ mod name;
 mod node;
 mod purge;
 mod refusing;
+mod replicas;
 mod report;
 mod resp;
 mod send_buffer;

@@ -26,6 +26,8 @@ const MOST_SERVERS: usize = 64;
 pub(super) const CLUSTER_INFO: &[&[u8]] = &[b"CLUSTER", b"INFO"];
 /// Asks a server for its role: `ROLE` itself takes a right that a user of a cache need not have.
 pub(super) const ROLE: &[&[u8]] = &[b"HELLO", b"2"];
+/// Asks a server whom it follows or who follows it, and how far they are.
+pub(super) const REPLICATION: &[&[u8]] = &[b"INFO", b"replication"];
 /// Why a node is not believed that has left its cluster.
 const NO_SLOTS: &str = "it knows no node that has slots (hint: let it join the cluster, or take it out of \
                         `tier.redis.urls`)";
@@ -251,10 +253,19 @@ pub(super) fn is_well(info: &Reply) -> Result<(), String> {
     if is_down { Err("its cluster is down, or it is cut off from it (cluster_state:fail)".to_string()) } else { Ok(()) }
 }
 
+/// A server's role, if the answer to [`ROLE`] says so.
+pub(super) fn role(answer: Option<&Reply>) -> Option<&str> {
+    fact(answer.and_then(Reply::items)?, "role")
+}
+
+/// The text behind that name, in a list of names that each have a value behind them.
+fn fact<'a>(facts: &'a [Reply], name: &str) -> Option<&'a str> {
+    facts.chunks_exact(2).find(|fact| fact[0].text() == Some(name))?[1].text()
+}
+
 /// Whether a server is a master, as the answer to [`ROLE`] says. One that does not say so may be one.
 pub(super) fn is_master(answer: Option<&Reply>) -> Result<(), String> {
-    let facts = answer.and_then(Reply::items).unwrap_or_default();
-    match facts.chunks_exact(2).find(|fact| fact[0].text() == Some("role")).and_then(|fact| fact[1].text()) {
+    match role(answer) {
         Some(role) if role != "master" => Err(format!("it is a {role}, and no master")),
         _ => Ok(()),
     }
@@ -291,11 +302,33 @@ fn is_of_unknown(range: &Reply) -> bool {
 fn range_of(range: &Reply, teller: &Address) -> Option<(u16, u16, Address)> {
     let [first, last, node, ..] = range.items()? else { return None };
     let slot = |reply: &Reply| u16::try_from(reply.integer()?).ok().filter(|slot| *slot < SLOTS);
+    let (first, last, address) = (slot(first)?, slot(last)?, address_of(node, teller)?);
+    (first <= last).then_some((first, last, address))
+}
+
+/// Of a node in a map.
+fn address_of(node: &Reply, teller: &Address) -> Option<Address> {
     let [host, port, ..] = node.items()? else { return None };
     let host = if *host == Reply::Null { "" } else { host.text()? };
-    let address = Address::of_node(host, u16::try_from(port.integer()?).ok()?, teller)?;
-    let (first, last) = (slot(first)?, slot(last)?);
-    (first <= last).then_some((first, last, address))
+    Address::of_node(host, u16::try_from(port.integer()?).ok()?, teller)
+}
+
+/// The replicas in the answer to `CLUSTER SLOTS`, each as one that is not down: those that are have left the map.
+pub(super) fn replicas_in_map(answer: &Reply, teller: &Address) -> Vec<(Address, bool)> {
+    let ranges = answer.items().unwrap_or_default();
+    let nodes = ranges.iter().filter_map(|range| range.items()?.get(3..)).flatten();
+    nodes.filter_map(|node| Some((address_of(node, teller)?, false))).collect()
+}
+
+/// The replicas in the answer to `SENTINEL REPLICAS`, and whether the sentinel takes each for down.
+pub(super) fn replicas_of_sentinel(answer: &Reply, teller: &Address) -> Vec<(Address, bool)> {
+    let replica = |replica: &Reply| {
+        let facts = replica.items()?;
+        let address = Address::of_node(fact(facts, "ip")?, fact(facts, "port")?.parse().ok()?, teller)?;
+        let mut flags = fact(facts, "flags").unwrap_or_default().split(',');
+        Some((address, flags.any(|flag| matches!(flag, "s_down" | "o_down" | "disconnected"))))
+    };
+    answer.items().unwrap_or_default().iter().filter_map(replica).collect()
 }
 
 #[cfg(test)]
@@ -364,6 +397,22 @@ mod tests {
     fn a_sentinels_answer_is_read() {
         assert_eq!(read(b"*2\r\n$3\r\n::1\r\n$4\r\n7000\r\n"), Ok(Found::Master(tcp("::1", 7000))));
         assert!(read(b"*-1\r\n").is_err() && read(b"-ERR no\r\n").is_err() && read(b":1\r\n").is_err());
+    }
+
+    #[test]
+    fn replicas_are_read_where_sentinels_and_maps_name_them() {
+        let teller = tcp("10.0.0.1", 1);
+        let map = b"*2\r\n*4\r\n:0\r\n:8000\r\n*3\r\n$8\r\n10.0.0.2\r\n:7000\r\n$2\r\nid\r\n\
+            *2\r\n$-1\r\n:1\r\n*3\r\n:8001\r\n:16383\r\n*2\r\n$0\r\n\r\n:7001\r\n";
+        let map = reply(map).unwrap().unwrap().0;
+        assert_eq!(replicas_in_map(&map, &teller), [(tcp("10.0.0.1", 1), false)]);
+        let text = |words: &[&str]| Reply::Array(words.iter().map(|word| Reply::Text((*word).into())).collect());
+        let named = |port, flags| text(&["name", "x", "ip", "10.0.0.3", "port", port, "flags", flags]);
+        let told = Reply::Array(vec![named("1", "slave"), named("2", "s_down,slave"), text(&["ip", "a", "port"])]);
+        assert_eq!(replicas_of_sentinel(&told, &teller), [(tcp("10.0.0.3", 1), false), (tcp("10.0.0.3", 2), true)]);
+        for other in [Reply::Null, Reply::Error("ERR no".to_string()), text(&["127.0.0.1", "7"])] {
+            assert!(replicas_of_sentinel(&other, &teller).is_empty() && replicas_in_map(&other, &teller).is_empty());
+        }
     }
 
     #[test]

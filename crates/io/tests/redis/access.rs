@@ -107,6 +107,35 @@ fn a_server_that_refuses_all_reads_is_told_in_its_words_until_it_answers_one() {
 }
 
 #[test]
+fn an_examination_names_each_right_that_the_user_lacks_and_writes_nothing() {
+    for kind in BOTH {
+        let server = Server::on_port(kind, &[]);
+        let set = |right: &str| drop(server.admin().must(&["ACL", "SETUSER", "cache", right]));
+        server.admin().must(&["ACL", "SETUSER", "cache", "on", ">pw", "~forebay:*", "+@all"]);
+        let config = with_password(&server, "cache:pw");
+        let by_time = RedisConfig { ttl_seconds: Some(60), ..config.clone() };
+        for (right, config) in [("get", &config), ("set", &config), ("touch", &config), ("expire", &by_time)] {
+            set(&format!("-{right}"));
+            let error = examine(config).remove(0).expect_err("the tier cannot do without");
+            let named = right.to_uppercase();
+            assert!(error.to_string().contains(&named) && error.hint_text().unwrap().contains(&named), "{error}");
+            set(&format!("+{right}"));
+        }
+        set("-touch");
+        assert!(examine(&by_time)[0].is_ok());
+        set("+touch");
+        for right in ["SCAN", "UNLINK", "INFO"] {
+            set(&format!("-{}", right.to_lowercase()));
+            let found = examine(&config).remove(0).unwrap();
+            assert!(found.ends_with(&format!("refuses what a purge needs: {right}")), "{found}");
+            set(&format!("+{}", right.to_lowercase()));
+        }
+        assert!(examine(&config)[0].as_ref().unwrap().ends_with("answers"));
+        assert_eq!(server.admin().must(&["DBSIZE"]), "0", "{kind:?}");
+    }
+}
+
+#[test]
 fn a_server_that_lets_no_more_clients_in_is_told_in_its_words() {
     for kind in BOTH {
         let server = Server::on_port(kind, &["--maxclients", "3"]);

@@ -468,6 +468,36 @@ fn a_purge_empties_the_master_that_was_cut_off_and_the_one_that_has_its_slots() 
     assert!(error.to_string().contains("cluster_state:fail") && error.hint_text().is_some(), "{error}");
 }
 
+/// Its master does not name it any more, and the map does.
+#[test]
+fn a_purge_waits_for_a_replica_that_the_map_names() {
+    std::thread::scope(|scope| BOTH.iter().for_each(|kind| drop(scope.spawn(|| check_replica(*kind)))));
+}
+
+fn check_replica(kind: Kind) {
+    let (cluster, replica) = (Cluster::start(kind), node(kind));
+    let nodes = &cluster.nodes;
+    let port = replica.port.unwrap().to_string();
+    replica.admin().must(&["CLUSTER", "MEET", "127.0.0.1", &nodes[0].port.unwrap().to_string()]);
+    let follow = || replica.admin().ask(&["CLUSTER", "REPLICATE", &cluster.ids[0]]) == "OK";
+    until(follow, || "the replica does not know its master".to_string());
+    let is_named = |node: &Server| node.admin().must(&["CLUSTER", "SLOTS"]).contains(&port);
+    until(|| nodes.iter().all(is_named), || "the maps do not name the replica".to_string());
+    let timeouts = Duration::from_secs(4);
+    let config = RedisConfig { connect_timeout: timeouts, operation_timeout: timeouts, ..cluster.config() };
+    let mut bed = Bed::ready(&config);
+    bed.store_all(0..60, 4096);
+    let held = |node: &Server| node.admin().must(&["DBSIZE"]);
+    until(|| held(&replica) == held(&nodes[0]), || "the replica does not follow".to_string());
+    replica.signal(Signal::STOP);
+    nodes[0].admin().must(&["CLIENT", "KILL", "TYPE", "replica"]);
+    let error = empty(&bed, &[OWN]).0.expect_err("a replica has all blocks, and may take over");
+    assert!(error.to_string().contains(&port) && error.hint_text().is_some(), "{error}");
+    replica.signal(Signal::CONT);
+    assert_eq!(emptied(&bed, &[OWN]), (0, 0), "{kind:?}");
+    assert_eq!(held(&replica), "0");
+}
+
 /// The configured node and a master that was replaced have not heard of it yet.
 #[test]
 fn a_purge_asks_the_masters_that_a_map_names_for_those_that_took_over() {

@@ -10,7 +10,7 @@ use forebay_io::redis::{Credentials, Mode, RedisConfig, SentinelConfig};
 use rustix::process::Signal;
 
 use crate::bed::{Bed, config, loaded};
-use crate::fake::{Answer, Fake};
+use crate::fake::{Answer, Fake, bulk};
 use crate::purge::{OWN, emptied, empty};
 use crate::servers::{BOTH, Kind, Server, until};
 
@@ -106,6 +106,27 @@ fn fake_sentinel_of(port: Arc<AtomicU16>) -> Fake {
         Box::new(move |_, _| {
             let port = port.load(Ordering::Relaxed).to_string();
             Answer::say(format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len()))
+        })
+    })
+}
+
+/// A sentinel that names that master, and replicas by their ports, each with its flags.
+fn fake_sentinel_with(master: u16, replicas: &[(u16, &str)]) -> Fake {
+    let words = |words: &[&str]| {
+        let words: Vec<u8> = words.iter().flat_map(|word| bulk(word.as_bytes())).collect();
+        words
+    };
+    let master = [b"*2\r\n".to_vec(), words(&["127.0.0.1", &master.to_string()])].concat();
+    let replica = |(port, flags): &(u16, &str)| {
+        [b"*6\r\n".to_vec(), words(&["ip", "127.0.0.1", "port", &port.to_string(), "flags", flags])].concat()
+    };
+    let replicas = [vec![format!("*{}\r\n", replicas.len()).into_bytes()], replicas.iter().map(replica).collect()];
+    let replicas = replicas.concat().concat();
+    Fake::start_tcp(move |_| {
+        let (master, replicas) = (master.clone(), replicas.clone());
+        Box::new(move |command, _| {
+            let asks_for_replicas = command.get(1).is_some_and(|word| word == b"REPLICAS");
+            Answer::say(if asks_for_replicas { replicas.clone() } else { master.clone() })
         })
     })
 }
@@ -224,6 +245,81 @@ fn check_replica(kind: Kind) {
     }
     replica.signal(Signal::CONT);
     assert_eq!(emptied(&bed, &[OWN]), (0, 0));
+    assert_eq!(replica.admin().must(&["DBSIZE"]), "0");
+}
+
+/// Its master does not name it. It may be elected, and has all blocks then.
+#[test]
+fn a_purge_waits_for_a_replica_that_was_cut_off_and_empties_it_when_it_is_a_master() {
+    std::thread::scope(|scope| BOTH.iter().for_each(|kind| drop(scope.spawn(|| check_cut_off(*kind)))));
+}
+
+fn check_cut_off(kind: Kind) {
+    let (master, mut replica) = (Server::on_port(kind, &[]), Server::on_port(kind, &[]));
+    let [of_master, of_replica] = [&master, &replica].map(|server| server.port.unwrap());
+    let follow = |port: &str| drop(replica.admin().must(&["REPLICAOF", "127.0.0.1", port]));
+    follow(&of_master.to_string());
+    let sentinel = fake_sentinel_with(of_master, &[(of_replica, "slave")]);
+    let mut bed = Bed::ready(&told_by(&[&sentinel]));
+    bed.store_all(0..20, 4096);
+    until(|| replica.admin().must(&["DBSIZE"]) == "20", || "the replica does not follow".to_string());
+    assert_eq!(emptied(&bed, &[OWN]), (20, 20), "{kind:?}");
+    assert_eq!(replica.admin().must(&["DBSIZE"]), "0");
+
+    bed.store_all(0..20, 4096);
+    until(|| replica.admin().must(&["DBSIZE"]) == "20", || "the replica does not follow".to_string());
+    follow("1");
+    let told = || master.admin().must(&["INFO", "replication"]);
+    until(|| told().contains("connected_slaves:0"), told);
+    // The second purge finds no value on the master any more.
+    for blocks in [20, 0] {
+        let (outcome, removed, _) = empty(&bed, &[OWN]);
+        let error = outcome.expect_err("a replica has all blocks, and may be elected");
+        assert!(error.to_string().contains(&of_replica.to_string()) && error.hint_text().is_some(), "{error}");
+        assert_eq!((error.kind(), removed), (ErrorKind::Unavailable, blocks), "{kind:?}");
+    }
+    // It was elected, and the sentinel does not say so yet.
+    replica.admin().must(&["REPLICAOF", "NO", "ONE"]);
+    assert_eq!(emptied(&bed, &[OWN]), (20, 20), "{kind:?}");
+    assert_eq!(replica.admin().must(&["DBSIZE"]), "0");
+
+    replica.kill();
+    let error = empty(&bed, &[OWN]).0.expect_err("the sentinel says that the replica is there");
+    assert!(error.to_string().contains(&of_replica.to_string()) && error.hint_text().is_some(), "{error}");
+    let sentinel = fake_sentinel_with(of_master, &[(of_replica, "s_down,slave,disconnected")]);
+    let mut bed = Bed::ready(&told_by(&[&sentinel]));
+    bed.store_all(0..20, 4096);
+    assert_eq!(emptied(&bed, &[OWN]), (20, 20), "{kind:?}");
+}
+
+#[test]
+fn a_purge_waits_for_the_replicas_that_real_sentinels_name() {
+    std::thread::scope(|scope| BOTH.iter().for_each(|kind| drop(scope.spawn(|| check_named(*kind)))));
+}
+
+fn check_named(kind: Kind) {
+    let (master, replica) = (Server::on_port(kind, &[]), Server::on_port(kind, &[]));
+    let port = master.port.unwrap().to_string();
+    replica.admin().must(&["REPLICAOF", "127.0.0.1", &port]);
+    let watch = format!("sentinel monitor blocks 127.0.0.1 {port} 1\nsentinel down-after-milliseconds blocks 60000\n");
+    let sentinel = Server::sentinel(kind, &watch);
+    until(
+        || sentinel.admin().ask(&["SENTINEL", "MASTER", "blocks"]).contains("num-slaves\n1"),
+        || "the sentinel does not see the replica".to_string(),
+    );
+    let watched = SentinelConfig { master: "blocks".to_string(), ..SentinelConfig::default() };
+    let config = RedisConfig { mode: Mode::Sentinel, sentinel: watched, ..config(&sentinel.tcp_url()) };
+    let timeouts = Duration::from_secs(4);
+    let mut bed = Bed::ready(&RedisConfig { connect_timeout: timeouts, operation_timeout: timeouts, ..config });
+    bed.store_all(0..20, 4096);
+    until(|| replica.admin().must(&["DBSIZE"]) == "20", || "the replica does not follow".to_string());
+    replica.signal(Signal::STOP);
+    master.admin().must(&["CLIENT", "KILL", "TYPE", "replica"]);
+    let error = empty(&bed, &[OWN]).0.expect_err("a replica has all blocks, and may be elected");
+    let named = format!("127.0.0.1:{}", replica.port.unwrap());
+    assert!(error.to_string().contains(&named) && error.hint_text().is_some(), "{error}");
+    replica.signal(Signal::CONT);
+    assert_eq!(emptied(&bed, &[OWN]), (0, 0), "{kind:?}");
     assert_eq!(replica.admin().must(&["DBSIZE"]), "0");
 }
 
