@@ -482,3 +482,22 @@ fn figure(line: &str, name: &str) -> f64 {
     let figure = line.split(&format!(" {name}=")).nth(1).and_then(|rest| rest.split(' ').next());
     figure.and_then(|figure| figure.trim_matches('"').parse().ok()).unwrap_or(-1.0)
 }
+
+#[test]
+fn a_stop_leaves_a_shared_directory_to_the_next_host_at_once() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let directory = home.path().to_str().expect("a path in UTF-8");
+    let lease = home.path().join(".forebay/sweeper");
+    for _ in 0..2 {
+        let place = Place::new();
+        let (daemon, client, worker) = serving(&place, &arguments(directory, "1000", None));
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        store(&client, &worker, namespace, 0..10);
+        wait_until("it sweeps", || lease.exists());
+        drop((client, worker));
+        daemon.terminate();
+        let (is_well, output) = daemon.finish();
+        assert!(is_well, "{output}");
+        assert!(!lease.exists(), "the next host waits until the lease has expired");
+    }
+}

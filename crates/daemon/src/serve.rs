@@ -220,6 +220,8 @@ pub async fn drain(shared: &Shared) {
     for tier in shared.lock().tiers.given_up() {
         tracing::warn!(tier, "the store does nothing; the stop does not wait for it");
     }
+    let stores = shared.lock().tiers.take_shared();
+    drop(stores);
     tracing::info!(ms = start.elapsed().as_millis() as u64, left = %left(shared), "drained");
 }
 

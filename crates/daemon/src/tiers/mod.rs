@@ -120,6 +120,13 @@ impl Tiers {
         }
     }
 
+    /// The stores that hosts share, which are closed and idle. They end where they are dropped: a directory's next
+    /// sweeper need not wait then until this host's lease has expired, nor its stores for what was granted here.
+    pub fn take_shared(&mut self) -> Vec<impl Sized + use<>> {
+        let idle = self.drivers.iter_mut().filter(|driver| driver.is_shared && driver.is_idle());
+        idle.filter(|driver| !driver.is_given_up()).filter_map(|driver| driver.tier.take()).collect()
+    }
+
     pub fn of(&mut self, tier: TierId) -> &mut Driver {
         &mut self.drivers[tier.0 as usize]
     }

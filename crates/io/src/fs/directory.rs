@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicU64};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_core::size::human_at_most;
@@ -48,6 +49,8 @@ pub(super) struct Directory {
     pub misreads: AtomicU64,
     /// Why the last store was refused, as the system numbers errors; 0 where [`Directory::last_refusal`] has none.
     last_refusal: AtomicI32,
+    /// Device, inode and time of the marker when the directory was last seen to be this one.
+    marker_seen: Mutex<Option<[i128; 4]>>,
     /// This host and process.
     pub writer: String,
     pub ground: Option<Ground>,
@@ -147,6 +150,7 @@ impl Directory {
             sealing: config.sealing.clone(),
             misreads: AtomicU64::new(0),
             last_refusal: AtomicI32::new(0),
+            marker_seen: Mutex::default(),
             writer: layout::writer(),
             ground: Ground::of(path),
             is_direct: config.io_direct,
@@ -174,11 +178,24 @@ impl Directory {
     /// Whether its path leads elsewhere now. An error that does not show this counts as no. Blocks as long as the mount
     /// does.
     pub fn loss(&self) -> Option<Loss> {
-        match self.enter() {
+        let marker = self.path.join(OWN_FOLDER).join(MARKER);
+        let about = rustix::fs::statat(rustix::fs::CWD, &marker, AtFlags::SYMLINK_NOFOLLOW);
+        // No marker is ever changed, so one of the same time is the same.
+        let seen = about.ok().map(|about| {
+            let [device, inode] = [about.st_dev, about.st_ino].map(i128::from);
+            [device, inode, about.st_ctime.into(), about.st_ctime_nsec.into()]
+        });
+        let mut known = self.marker_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.is_some() && *known == seen {
+            return None;
+        }
+        let loss = match self.enter() {
             Ok(root) => self.loss_of(&root),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Some(Loss::Gone),
-            Err(_) => None,
-        }
+            Err(_) => return None,
+        };
+        *known = seen.filter(|_| loss.is_none());
+        loss
     }
 
     /// The same, of what its path led to.
@@ -212,6 +229,13 @@ impl Directory {
         let about = rustix::fs::statvfs(&self.path)?;
         // Some filesystems do not know.
         Ok(if about.f_blocks == 0 { u64::MAX } else { about.f_bavail.saturating_mul(about.f_frsize) })
+    }
+
+    /// Bytes that the volume holds, of whomever.
+    pub fn volume_used_bytes(&self) -> Result<u64, Errno> {
+        let about = rustix::fs::statvfs(&self.path)?;
+        let used_blocks = about.f_blocks.saturating_sub(about.f_bfree);
+        Ok(if about.f_blocks == 0 { u64::MAX } else { used_blocks.saturating_mul(about.f_frsize) })
     }
 
     /// Opens the object at `path` below the directory for reading.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 
-use super::directory::Directory;
+use super::directory::{Directory, clock};
 use super::layout::{self, LEASE, USAGE};
 
 /// See the module documentation.
@@ -19,6 +19,17 @@ pub(super) struct Lease {
     text: String,
     duration: Duration,
     is_held: bool,
+    /// When it was renewed last: by this host's clock, and by the filesystem's.
+    renewed: Option<(Duration, Duration)>,
+    /// The lease of another host, as it was seen last.
+    other: Option<Other>,
+}
+
+struct Other {
+    text: String,
+    touched: Duration,
+    /// Since when it has not been touched.
+    since: Duration,
 }
 
 impl Lease {
@@ -31,7 +42,7 @@ impl Lease {
             layout::random(),
             duration.as_millis()
         );
-        Lease { text, duration, is_held: false }
+        Lease { text, duration, is_held: false, renewed: None, other: None }
     }
 
     pub fn is_held(&self) -> bool {
@@ -39,18 +50,49 @@ impl Lease {
     }
 
     /// Takes or renews the lease; none if another live host holds it. Returns the filesystem's time if the lease is
-    /// held.
+    /// held. A lease that was renewed less than a quarter of its duration ago costs nothing. That of another host costs
+    /// one look, as long as that host renews it.
     pub fn hold(&mut self, directory: &Directory) -> Result<Option<Duration>, Errno> {
-        let now = match self.renew(directory)? {
-            None if directory.publish(LEASE, self.text.as_bytes())? => self.renew(directory)?,
-            None => {
-                let is_free = self.take_away_old(directory)?;
-                let is_ours = is_free && directory.publish(LEASE, self.text.as_bytes())?;
-                if is_ours { self.renew(directory)? } else { None }
+        if let Some((at, now)) = self.renewed {
+            let passed = clock().saturating_sub(at);
+            if passed < self.duration / 4 {
+                return Ok(Some(now + passed));
             }
-            now => now,
+        }
+        (self.is_held, self.renewed) = (false, None);
+        let is_free = match directory.read(LEASE) {
+            Ok((text, file)) if text == self.text => return self.touch(&file).map(Some),
+            Ok((text, file)) => {
+                let touched = touched_at(&rustix::fs::fstat(&file)?);
+                !self.is_alive(text, touched) && self.take_away_old(directory)?
+            }
+            Err(Errno::NOENT) => true,
+            Err(error) => return Err(error),
         };
-        self.is_held = now.is_some();
+        if !is_free || !directory.publish(LEASE, self.text.as_bytes())? {
+            return Ok(None);
+        }
+        match directory.read(LEASE) {
+            Ok((text, file)) if text == self.text => self.touch(&file).map(Some),
+            Ok(_) | Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether another host has shown a sign of life while this one has looked.
+    fn is_alive(&mut self, text: String, touched: Duration) -> bool {
+        let before = self.other.take_if(|other| other.text == text);
+        let is_first = before.is_none();
+        let since = before.filter(|other| other.touched == touched).map_or_else(clock, |other| other.since);
+        let duration = expires(&text).unwrap_or(self.duration);
+        self.other = Some(Other { text, touched, since });
+        // What it was before, only its age tells.
+        !is_first && clock().saturating_sub(since) <= duration
+    }
+
+    fn touch(&mut self, file: &File) -> Result<Duration, Errno> {
+        let now = touch(file)?;
+        (self.is_held, self.renewed, self.other) = (true, Some((clock(), now)), None);
         Ok(now)
     }
 
@@ -59,15 +101,7 @@ impl Lease {
         if self.is_held && directory.read(LEASE).is_ok_and(|(text, _)| text == self.text) {
             let _ = directory.own_folder().and_then(|folder| folder.remove(LEASE));
         }
-        self.is_held = false;
-    }
-
-    fn renew(&self, directory: &Directory) -> Result<Option<Duration>, Errno> {
-        match directory.read(LEASE) {
-            Ok((text, file)) if text == self.text => touch(&file).map(Some),
-            Ok(_) | Err(Errno::NOENT) => Ok(None),
-            Err(error) => Err(error),
-        }
+        (self.is_held, self.renewed) = (false, None);
     }
 
     /// Whether there is no lease any more because its holder showed no sign of life.
@@ -77,8 +111,7 @@ impl Lease {
             Err(Errno::NOENT) => return Ok(true),
             Err(error) => return Err(error),
         };
-        let expires = text.lines().find_map(|line| line.strip_prefix("expires_ms ")?.parse().ok());
-        let duration = expires.map_or(self.duration, Duration::from_millis);
+        let duration = expires(&text).unwrap_or(self.duration);
         let touched = touched_at(&rustix::fs::fstat(&file)?);
         if now(directory)?.abs_diff(touched) <= duration {
             return Ok(false);
@@ -97,6 +130,10 @@ impl Lease {
     }
 }
 
+fn expires(text: &str) -> Option<Duration> {
+    text.lines().find_map(|line| line.strip_prefix("expires_ms ")?.parse().ok()).map(Duration::from_millis)
+}
+
 /// The time of the filesystem's clock, which is the server's clock if there is a server. A file that is there already
 /// shows it: a full volume may have no room for another.
 pub(super) fn now(directory: &Directory) -> Result<Duration, Errno> {
@@ -112,4 +149,39 @@ pub(super) fn touch(file: &File) -> Result<Duration, Errno> {
 
 pub(super) fn touched_at(about: &rustix::fs::Stat) -> Duration {
     Duration::new(about.st_mtime.max(0) as u64, about.st_mtime_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+
+    use super::super::config::FsConfig;
+    use super::super::layout::OWN_FOLDER;
+    use super::*;
+
+    #[test]
+    fn a_host_that_waits_changes_nothing_as_long_as_the_sweeper_lives_and_takes_over_when_it_does_not() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = Directory::open(home.path(), &FsConfig::new(vec![home.path().to_owned()])).unwrap();
+        let duration = Duration::from_secs(2);
+        let [mut first, mut second] = [0, 1].map(|_| Lease::new(&directory, duration));
+        let held = first.hold(&directory).unwrap().expect("nobody else is there");
+        assert_eq!(second.hold(&directory), Ok(None), "it looks how old the lease is");
+        let own = home.path().join(OWN_FOLDER);
+        let changed = |name: &str| fs::metadata(own.join(name)).unwrap().modified().unwrap();
+        let names = || fs::read_dir(&own).unwrap().count();
+        let before = (changed(USAGE), changed("."), names());
+        for round in 0..5 {
+            sleep(duration / 4);
+            let now = first.hold(&directory).unwrap().expect("it renews the lease");
+            assert!(now > held && first.is_held(), "round {round}");
+            assert_eq!(second.hold(&directory), Ok(None), "round {round}");
+        }
+        assert_eq!((changed(USAGE), changed("."), names()), before, "a change of metadata for each look");
+        sleep(duration + duration / 4);
+        assert!(second.hold(&directory).unwrap().is_some(), "the lease has expired");
+        assert_eq!(first.hold(&directory), Ok(None));
+        second.give_back(&directory);
+        assert!(first.hold(&directory).unwrap().is_some() && !second.is_held());
+    }
 }

@@ -23,6 +23,7 @@ mod directory;
 mod folder;
 mod grants;
 mod ground;
+mod hand;
 mod io_threads;
 mod layout;
 mod lease;

@@ -1,8 +1,8 @@
 //! The thread that keeps a shared directory within its limits, if this host holds the lease.
 //!
-//! Every host has a sweeper; the one with the lease sweeps. It walks, counts, and removes blocks that are too old,
-//! unfinished files that nobody finishes, and the least recently used blocks when the directory is nearly full, or when
-//! stores found no room on its volume.
+//! Every host has a sweeper; the one with the lease sweeps. Its walks count what is there, and remove blocks that are
+//! too old and unfinished files that nobody finishes. When the directory is nearly full, or stores found no room on its
+//! volume, its hand finds blocks to evict (`hand`).
 //! On every host the thread also looks whether the directory is still at its path. If not, it ends.
 //! Invariants: a killed sweeper leaves nothing to repair. Two sweepers at a time remove what one would have removed,
 //! or a little more.
@@ -19,14 +19,22 @@ use super::aside;
 use super::config::FsConfig;
 use super::directory::{Directory, Loss, clock};
 use super::grants::Figures;
+use super::hand::{Candidate, Hand, Step, evict};
 use super::lease::{Lease, now};
 use super::samples::Samples;
-use super::walk::{Ages, Candidate, Walk, evict};
+use super::walk::{Ages, Walk};
 
-/// How often the figures are read between walks.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Pause between two folders of a walk that is not urgent: 4,096 folders take about 20 s and little of the server.
+/// How often each host looks whether the directory is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How often the sweeper reads the figures while they change.
+const FIGURES_EVERY: Duration = Duration::from_secs(1);
+/// The same while nothing changes. Meanwhile a hundred hosts that begin to store fill less than the twentieth of a
+/// large directory that is left when room is made; a store that is refused wakes the sweeper of its own host at once.
+const IDLE_FIGURES_EVERY: Duration = Duration::from_secs(8);
+/// Pause between two folders of a walk that is not urgent, at least and by the time that the last folder took: a walk
+/// takes a ninth of one client's time, however large the directory is.
 const STEP_PAUSE: Duration = Duration::from_millis(5);
+const STEP_PAUSES: u32 = 8;
 /// Files removed before the figures are corrected and the lease is renewed.
 const EVICTIONS_AT_ONCE: usize = 256;
 /// Blocks are evicted for a volume that is full for this long: another program's temporary file costs none.
@@ -100,19 +108,22 @@ impl SweeperHandle {
 
 impl Shared {
     fn run(&self, mut sweeper: Sweeper) {
-        while sweeper.turn().is_some_and(|pause| self.rest(pause)) {}
+        let mut is_urgent = Some(false);
+        while let Some(pause) = is_urgent.and_then(|is_urgent| sweeper.turn(is_urgent)) {
+            is_urgent = self.rest(pause);
+        }
         sweeper.end();
         lock(&self.wishes).has_ended = true;
         self.changed.notify_all();
     }
 
-    /// False when the thread must end.
-    fn rest(&self, pause: Duration) -> bool {
+    /// Whether somebody is in a hurry; none when the thread must end.
+    fn rest(&self, pause: Duration) -> Option<bool> {
         let resting = |wishes: &mut Wishes| !wishes.is_closed && !wishes.is_urgent;
         let waited = self.changed.wait_timeout_while(lock(&self.wishes), pause, resting);
         let (mut wishes, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        wishes.is_urgent = false;
-        !wishes.is_closed
+        let is_urgent = mem::take(&mut wishes.is_urgent);
+        (!wishes.is_closed).then_some(is_urgent)
     }
 }
 
@@ -127,16 +138,24 @@ struct Sweeper {
     samples: Samples,
     walk: Option<Walk>,
     last_walk: Option<Instant>,
+    hand: Hand,
     /// Sorted, the oldest last.
     candidates: Vec<Candidate>,
+    /// The hand found nothing to evict since the last walk.
+    is_bare: bool,
     /// Since when the volume has been full, and when that was seen last.
     full: Option<(Instant, Instant)>,
     /// Bytes still to be removed for that reason, and when that was decided.
     owed_bytes: u64,
     last_round: Option<Instant>,
-    last_look: Instant,
-    /// By the last walk.
-    found_bytes: u64,
+    /// For the capacity.
+    is_making_room: bool,
+    next_look: Instant,
+    next_step: Instant,
+    /// What was read last, when to read again, at once if none, and how long to rest between.
+    figures: Option<Figures>,
+    next_figures: Option<Instant>,
+    figures_pause: Duration,
     has_failed: bool,
     has_skipped: bool,
 }
@@ -154,30 +173,40 @@ impl Sweeper {
             samples: Samples::new(config.grant_age),
             walk: None,
             last_walk: None,
+            hand: Hand::default(),
             candidates: Vec::new(),
+            is_bare: false,
             full: None,
             owed_bytes: 0,
             last_round: None,
-            last_look: Instant::now(),
-            found_bytes: 0,
+            is_making_room: false,
+            next_look: Instant::now() + LOOK_EVERY,
+            next_step: Instant::now(),
+            figures: None,
+            next_figures: None,
+            figures_pause: FIGURES_EVERY,
             has_failed: false,
             has_skipped: false,
         }
     }
 
-    /// Does one step of work; returns how long to rest, or none if the directory is lost.
-    fn turn(&mut self) -> Option<Duration> {
-        if self.last_look.elapsed() >= LOOK_EVERY {
+    /// Does what is due, a step of work at most; returns how long to rest, or none if the directory is lost.
+    fn turn(&mut self, is_urgent: bool) -> Option<Duration> {
+        if self.next_look <= Instant::now() {
             if let Some(loss) = self.directory.loss() {
                 let _ = self.sweeps.loss.set(loss);
                 return None;
             }
-            self.last_look = Instant::now();
+            self.next_look = Instant::now() + LOOK_EVERY;
         }
-        if self.directory.is_read_only {
-            return Some(LOOK_EVERY);
+        if is_urgent {
+            (self.next_step, self.next_figures) = (Instant::now(), None);
         }
-        Some(self.step())
+        if !self.directory.is_read_only && self.next_step <= Instant::now() {
+            self.next_step = Instant::now() + self.step();
+        }
+        let next = if self.directory.is_read_only { self.next_look } else { self.next_look.min(self.next_step) };
+        Some(next.saturating_duration_since(Instant::now()))
     }
 
     /// Returns how long to rest.
@@ -194,7 +223,7 @@ impl Sweeper {
                     tracing::warn!(path = %self.directory.path.display(), %error, "cannot sweep the shared directory");
                 }
                 self.walk = None;
-                LOOK_EVERY
+                FIGURES_EVERY
             }
         }
     }
@@ -213,15 +242,16 @@ impl Sweeper {
         let Some(now) = held? else {
             self.walk = None;
             self.directory.grants.take_refusal();
-            return Ok((self.lease_duration / 4).min(LOOK_EVERY));
+            return Ok(self.lease_duration / 4);
         };
-        let figures = self.directory.grants.figures()?;
-        self.samples.saw(figures.as_ref(), clock());
+        self.read_figures()?;
+        let figures = self.figures;
         let excess_bytes = figures.map_or(Ok(0), |figures| self.excess(&figures))?;
         if excess_bytes > 0 && !self.candidates.is_empty() {
-            // After this the walk's count so far would be wrong.
-            self.walk = None;
-            return self.make_room(excess_bytes).map(|()| Duration::ZERO);
+            return self.make_room(excess_bytes);
+        }
+        if excess_bytes > 0 && !self.is_bare {
+            return self.look_for_candidates().map(|()| Duration::ZERO);
         }
         // Figures that were damaged or repaired meanwhile do not continue those from the start of the walk.
         self.walk.take_if(|walk| walk.begun.is_some() != figures.is_some());
@@ -233,8 +263,21 @@ impl Sweeper {
         let is_hurried = excess_bytes > 0 || figures.is_none();
         match self.walk.is_some() {
             true => self.walk_on(now, is_hurried),
-            false => Ok((self.lease_duration / 4).min(LOOK_EVERY).min(self.interval)),
+            false => Ok((self.lease_duration / 4).min(self.figures_pause).min(self.interval)),
         }
+    }
+
+    /// If it is time.
+    fn read_figures(&mut self) -> Result<(), Errno> {
+        if self.next_figures.is_some_and(|next| next > Instant::now()) {
+            return Ok(());
+        }
+        let figures = self.directory.grants.figures()?;
+        self.samples.saw(figures.as_ref(), clock());
+        let is_idle = mem::replace(&mut self.figures, figures) == figures;
+        self.figures_pause = if is_idle { self.figures_pause * 2 } else { FIGURES_EVERY }.min(IDLE_FIGURES_EVERY);
+        self.next_figures = Some(Instant::now() + self.figures_pause.min(self.interval));
+        Ok(())
     }
 
     /// Bytes to remove: for the capacity, or because the volume is full before the directory is.
@@ -243,10 +286,13 @@ impl Sweeper {
         let is_due = self.last_round.is_none_or(|last| last.elapsed() >= self.lease_duration);
         if self.stays_full(figures)? && is_due {
             self.last_round = Some(Instant::now());
-            // The bound counts grants too, and may exceed a small volume. Before the first walk this only begins one.
-            self.owed_bytes = figures.wanted_bytes.max(self.found_bytes / 10).max(1);
+            // The bound counts grants too, and may exceed a small volume.
+            let used_bytes = figures.used_bytes.min(self.directory.volume_used_bytes()?);
+            self.owed_bytes = figures.wanted_bytes.max(used_bytes / 10).max(1);
         }
-        Ok(excess(figures, self.directory.grants.capacity_bytes()).max(self.owed_bytes))
+        let excess_bytes = excess(figures, self.directory.grants.capacity_bytes(), self.is_making_room);
+        self.is_making_room = excess_bytes > 0;
+        Ok(excess_bytes.max(self.owed_bytes))
     }
 
     fn stays_full(&mut self, figures: &Figures) -> Result<bool, Errno> {
@@ -266,7 +312,26 @@ impl Sweeper {
         Ok(is_refused || figures.wanted_bytes > 0 && self.directory.free_bytes()? < figures.wanted_bytes)
     }
 
-    fn make_room(&mut self, excess_bytes: u64) -> Result<(), Errno> {
+    /// Goes on with the hand, until the lease may have to be renewed.
+    fn look_for_candidates(&mut self) -> Result<(), Errno> {
+        let begun = Instant::now();
+        while begun.elapsed() <= self.lease_duration / 8 {
+            if let Step::Candidates(candidates) = self.hand.step(&self.directory)? {
+                // The walk corrects figures that say otherwise.
+                self.is_bare = candidates.is_empty();
+                self.candidates = candidates;
+                self.next_figures = None;
+                break;
+            }
+        }
+        if self.is_bare {
+            self.owed_bytes = 0;
+        }
+        Ok(())
+    }
+
+    /// Returns how long to rest.
+    fn make_room(&mut self, excess_bytes: u64) -> Result<Duration, Errno> {
         let count = self.directory.grants.count();
         let (root, mut freed_bytes, mut evicted) = (self.directory.enter()?, 0, 0);
         for _ in 0..EVICTIONS_AT_ONCE {
@@ -283,7 +348,11 @@ impl Sweeper {
         self.sweeps.evicted_blocks.fetch_add(evicted, Relaxed);
         self.sweeps.evicted_bytes.fetch_add(freed_bytes, Relaxed);
         self.directory.grants.removed(freed_bytes, count);
-        self.directory.grants.settle(clock(), false)
+        self.next_figures = None;
+        self.directory.grants.settle(clock(), false)?;
+        // Where this user may not remove files, more candidates would not help.
+        let is_in_vain = evicted == 0 && self.candidates.is_empty();
+        Ok(if is_in_vain { FIGURES_EVERY.min(self.interval) } else { Duration::ZERO })
     }
 
     fn walk_on(&mut self, now: Duration, is_hurried: bool) -> Result<Duration, Errno> {
@@ -296,7 +365,7 @@ impl Sweeper {
             self.directory.grants.removed(swept.expired_bytes, count);
             // The lease is renewed between steps.
             if !is_hurried || begun.elapsed() > self.lease_duration / 8 {
-                return Ok(if is_hurried { Duration::ZERO } else { STEP_PAUSE });
+                return Ok(if is_hurried { Duration::ZERO } else { STEP_PAUSE.max(begun.elapsed() * STEP_PAUSES) });
             }
         }
         self.walked()
@@ -317,16 +386,11 @@ impl Sweeper {
             "swept the shared directory");
         self.sweeps.walks.fetch_add(1, Relaxed);
         self.sweeps.blocks.store(walk.found_blocks, Relaxed);
-        let had_found_bytes = mem::replace(&mut self.found_bytes, walk.found_bytes);
-        if self.owed_bytes > 0 && had_found_bytes == 0 {
-            self.owed_bytes = self.owed_bytes.max(self.found_bytes / 10);
-        }
-        self.candidates = walk.into_candidates();
-        if self.candidates.is_empty() {
-            self.owed_bytes = 0;
-        }
+        self.next_figures = None;
         // If nothing in a full directory may be removed, walking without a pause would not help.
-        Ok(if self.candidates.is_empty() { LOOK_EVERY.min(self.interval) } else { Duration::ZERO })
+        let pause = if self.is_bare { FIGURES_EVERY.min(self.interval) } else { Duration::ZERO };
+        self.is_bare = false;
+        Ok(pause)
     }
 
     /// Counts folders that cannot be read, and warns of the first one since all could be read.
@@ -351,12 +415,12 @@ impl Sweeper {
     }
 }
 
-/// Bytes to remove: above 19/20 of the capacity, or after a refused store, down to 9/10.
-fn excess(figures: &Figures, capacity_bytes: Option<u64>) -> u64 {
+/// Bytes to remove: above 19/20 of the capacity, or after a refused store, down to 9/10, also where that has begun.
+fn excess(figures: &Figures, capacity_bytes: Option<u64>, has_begun: bool) -> u64 {
     let Some(capacity) = capacity_bytes else { return 0 };
     let is_nearly_full = figures.used_bytes > capacity - capacity / 20;
     let is_refusing = figures.wanted_bytes > 0 && figures.used_bytes + figures.wanted_bytes > capacity;
-    if !is_nearly_full && !is_refusing {
+    if !is_nearly_full && !is_refusing && !has_begun {
         return 0;
     }
     let low_bytes = (capacity - capacity / 10).min(capacity.saturating_sub(figures.wanted_bytes));
@@ -373,9 +437,11 @@ mod tests {
 
     #[test]
     fn room_is_made_when_a_directory_is_nearly_full_or_refuses() {
-        let excess = |used_bytes, wanted_bytes, capacity| {
-            super::excess(&Figures { used_bytes, wanted_bytes, ..Figures::default() }, capacity)
-        };
+        let figures = |used_bytes, wanted_bytes| Figures { used_bytes, wanted_bytes, ..Figures::default() };
+        let excess =
+            |used_bytes, wanted_bytes, capacity| super::excess(&figures(used_bytes, wanted_bytes), capacity, false);
+        assert_eq!(super::excess(&figures(949, 0), Some(1000), true), 49, "it goes on, once it has begun");
+        assert_eq!(super::excess(&figures(900, 0), Some(1000), true), 0);
         assert_eq!(excess(1 << 60, 0, None), 0, "no limit");
         assert_eq!(excess(950, 0, Some(1000)), 0);
         assert_eq!(excess(951, 0, Some(1000)), 51);

@@ -1,14 +1,11 @@
-//! One walk through a shared directory, folder by folder: it finds what is there, what is too old, and what was used
-//! least recently.
+//! One walk through a shared directory, folder by folder: it counts what is there, and removes what is too old.
 //!
 //! Invariants: a folder that cannot be read is passed over and does not end the walk. The walk enters, counts and
 //! removes only folders and files with names of ours. Its memory is bounded for any number of objects.
 
-use std::collections::BinaryHeap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_core::BlockKey;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
@@ -18,10 +15,6 @@ use super::grants::Figures;
 use super::layout::{self, OWN_FOLDER, is_folder, is_object_length, is_temporary};
 use super::lease::touched_at;
 use super::writer::{head, resolve};
-
-/// At most this many of the least recently used objects are kept for removal. They take 12 MiB at most, and at 1 MiB
-/// per block they free 128 GiB before the next walk.
-const MAX_CANDIDATES: usize = 1 << 17;
 
 /// What is removed whatever the capacity is.
 #[derive(Clone, Copy)]
@@ -37,14 +30,6 @@ impl Ages {
     fn are_over(&self, touched: Duration) -> bool {
         self.max_age.is_some_and(|age| self.now.saturating_sub(touched) > age)
     }
-}
-
-/// An object that may be evicted.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Candidate {
-    pub touched: Duration,
-    pub key: BlockKey,
-    pub bytes: u64,
 }
 
 /// What the sweep of one folder removed.
@@ -68,14 +53,13 @@ pub(super) struct Walk {
     pub skipped_folders: u64,
     /// The first folder that could not be read, relative to the directory.
     pub skipped: Option<(PathBuf, Errno)>,
-    least_recent: BinaryHeap<Candidate>,
 }
 
 impl Walk {
     pub fn new(basis: Option<Option<u64>>, begun: Option<Figures>) -> Walk {
         let pending = vec![PathBuf::from(OWN_FOLDER), PathBuf::new()];
-        let (found_bytes, found_blocks, skipped_folders, skipped, least_recent) = Default::default();
-        Walk { pending, basis, begun, found_bytes, found_blocks, skipped_folders, skipped, least_recent }
+        let (found_bytes, found_blocks, skipped_folders, skipped) = Default::default();
+        Walk { pending, basis, begun, found_bytes, found_blocks, skipped_folders, skipped }
     }
 
     /// Processes the next folder; none when all were seen.
@@ -94,13 +78,6 @@ impl Walk {
             }
         }
         Ok(Some(swept))
-    }
-
-    /// The least recently used objects, the oldest last.
-    pub fn into_candidates(self) -> Vec<Candidate> {
-        let mut candidates = self.least_recent.into_sorted_vec();
-        candidates.reverse();
-        candidates
     }
 
     fn folder(
@@ -150,7 +127,7 @@ impl Walk {
             if is_older(folder, name, ages.now, ages.orphan_age) && folder.remove(name).is_ok() {
                 swept.orphans += 1;
             }
-        } else if let Some(key) = layout::key_of(path, directory.is_sharded)
+        } else if layout::key_of(path, directory.is_sharded).is_some()
             && let Ok(about) = folder.about(name)
             && FileType::from_raw_mode(about.st_mode) == FileType::RegularFile
         {
@@ -162,27 +139,10 @@ impl Walk {
                 swept.expired_blocks += 1;
                 swept.expired_bytes += bytes;
             } else {
-                self.found(Candidate { touched: touched_at(&about), key, bytes });
+                (self.found_bytes, self.found_blocks) = (self.found_bytes + bytes, self.found_blocks + 1);
             }
         }
     }
-
-    fn found(&mut self, object: Candidate) {
-        self.found_bytes += object.bytes;
-        self.found_blocks += 1;
-        self.least_recent.push(object);
-        if self.least_recent.len() > MAX_CANDIDATES {
-            self.least_recent.pop();
-        }
-    }
-}
-
-/// Removes the object if it was not used since it became a candidate. Returns whether this call removed it.
-pub(super) fn evict(root: &Folder, candidate: &Candidate, is_sharded: bool) -> bool {
-    let path = layout::object(&candidate.key, is_sharded);
-    let Ok((folder, name)) = resolve(root, &path) else { return false };
-    let is_unused = folder.about(name).is_ok_and(|about| touched_at(&about) == candidate.touched);
-    is_unused && folder.remove(name).is_ok()
 }
 
 /// Whether the file of that name was written last longer ago than `age`.
