@@ -133,8 +133,8 @@ class EngineSession:
         """Sets the namespace for all later stores and loads: (group, attention, tokens per block, is replicated).
 
         A number as attention is the length of a window: the group needs so many blocks before the end of a prefix.
-        Lookups and hints that name a group of full attention before it then bring up no more of it than the prefix
-        needs, and `Ticket.states` has 3 for the keys before these. A lookup without a group of full attention brings up all.
+        Lookups and hints that name a group of full attention before it then bring up little more of it than the prefix
+        needs, and `Ticket.states` has 3 for keys before these. A lookup without a group of full attention brings up all.
 
         Returns at once; it is declared in the background and again after each reconnect. A later call changes the
         namespace: stocks and unfinished commits of the old one are aborted, lookups in progress fail, leases stay

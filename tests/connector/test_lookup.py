@@ -73,11 +73,49 @@ def test_what_was_left_out_of_a_window_is_asked_for_if_a_block_behind_it_does_no
     assert lookup.missing == 2 + 3
     assert lookup.ask_more() and lookup.poll(0, now=1)
     assert session.tickets[-1].groups == [(3, [HASHES[2], HASHES[3]])], "in prefix order"
-    assert [lookup.result(key(3, at)).name for at in (5, 4, 3, 2, 1)] == ["HIT", "MISS", "HIT", "HIT", "MISS"]
+    assert [lookup.result(key(3, at)).name for at in (5, 4, 3, 2)] == ["HIT", "MISS", "HIT", "HIT"]
     places = lookup.places([key(3, 2), key(3, 3)])
     assert places is not None and len(places[0]) == 8
     assert session.daemon.leased == 6 + 1 + 2
     lookup.release()
+
+
+def test_if_a_second_batch_leads_to_others_that_were_left_out_all_of_them_are_asked_for(session: FakeSession) -> None:
+    """As vLLM does where the window of one group has a hole, which moves the end for another group."""
+    FakeEngine(session.daemon, "f", 0, [], [(0, False, []), (3, False, []), (4, False, [])], 1)
+    session.set_namespace({"model": "n"}, [(0, "full", 16, False), (3, 2, 16, False), (4, 2, 16, False)])
+    for group in (0, 3, 4):
+        store(session, group, HASHES)
+    session.daemon.promotions = 1
+    lookup = Lookup(session, [(0, HASHES), (3, HASHES), (4, HASHES)], None, deadline=9)
+    assert lookup.poll(0, now=1)
+    session.daemon.evict((session.namespace, 4, HASHES[6]))
+    assert lookup.poll(0, now=1)
+    assert [lookup.result(key(3, at)).name for at in (7, 6)] == ["HIT", "HIT"]
+    assert [lookup.result(key(4, at)).name for at in (7, 6, 5, 5)] == ["HIT", "MISS", "RETRY", "RETRY"]
+    assert lookup.ask_more() and lookup.poll(0, now=1)
+    assert session.tickets[-1].groups == [(4, [HASHES[5]])], "each once"
+    assert [lookup.result(key(4, at)).name for at in (5, 4)] == ["HIT", "RETRY"]
+    assert lookup.result(key(3, 5)) is LookupResult.RETRY
+    assert lookup.ask_more() and lookup.poll(0, now=1)
+    assert session.tickets[-1].groups == [(3, HASHES[:6]), (4, HASHES[:5])], "all that was left out"
+    assert [lookup.result(key(4, at)).name for at in range(8)] == ["HIT"] * 6 + ["MISS", "HIT"]
+    assert [lookup.result(key(3, at)).name for at in range(8)] == ["HIT"] * 8
+    assert lookup.result(make_offload_key(b"?" * 32, 3)) is LookupResult.MISS
+    assert not lookup.ask_more()
+
+
+def test_what_the_daemon_puts_off_is_not_counted_as_awaited(session: FakeSession) -> None:
+    store(session, 0, HASHES[:4])
+    store(session, 3, HASHES[:4])
+    session.daemon.promotions = 1
+    session.daemon.promoted = {HASHES[3]}
+    lookup = Lookup(session, [(0, HASHES[:4]), (3, HASHES[:4])], None, deadline=9, put_off={3})
+    assert lookup.poll(0, now=0.5)
+    assert lookup.result(key(3, 3)) is LookupResult.HIT_PENDING
+    assert lookup.progress() == (0.5, 0.25, 0.0)
+    assert lookup.poll(0, now=0.6)
+    assert not lookup.is_promoting and lookup.progress() == (0.5, 0.25, 0.25)
 
 
 def test_keys_that_were_not_asked_for_are_asked_in_one_second_batch(session: FakeSession) -> None:

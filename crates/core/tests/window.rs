@@ -210,10 +210,10 @@ fn what_is_set_aside_is_left_by_others_and_there_for_the_window() {
         rig.core.look(lookup, group, &packed(0..60), 8, &mut answer);
         answer.states.len()
     };
-    // Half of 64 slots may be promised; a quarter of that at most is set aside.
+    // Half of 64 slots may be promised; a quarter of that at most is set aside, for two windows of each lookup.
     let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
-    assert!(!rig.core.set_aside(&mut lookup, 9 * SMALL));
-    assert!(rig.core.set_aside(&mut lookup, 8 * SMALL));
+    assert!(!rig.core.set_aside(&mut lookup, 5 * SMALL));
+    assert!(rig.core.set_aside(&mut lookup, 4 * SMALL));
     let mut other = rig.core.begin_lookup(Some(ENGINE), ns);
     assert!(!rig.core.set_aside(&mut other, SMALL));
     assert_eq!(states(&mut rig, &mut lookup, FULL), 24);
@@ -223,7 +223,7 @@ fn what_is_set_aside_is_left_by_others_and_there_for_the_window() {
     rig.core.cancel_lookup(lookup);
     rig.core.cancel_lookup(other);
     let mut last = rig.core.begin_lookup(Some(ENGINE), ns);
-    assert!(rig.core.set_aside(&mut last, 8 * SMALL), "the first one has ended");
+    assert!(rig.core.set_aside(&mut last, 4 * SMALL), "the first one has ended");
     _ = rig.core.finish_lookup(last);
 }
 

@@ -8,8 +8,8 @@
 //! what a session has looked at slows down its own lookups, and no others. Promotions that a look starts are not part
 //! of this: a tier's speed bounds them.
 //!
-//! The keys of a lookup here are those that a look takes time for: those that are "not yet", and those that were found,
-//! which are touched again with each answer.
+//! A look takes time for those of a lookup's keys that are "not yet", but for those that are put off until the end of
+//! the prefix is known; and for those that were found, which are touched again with each answer.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -31,13 +31,22 @@ pub struct Follows {
     /// By lease, and so by age.
     all: BTreeMap<u64, Follow>,
     /// Of all of them.
-    keys: u64,
+    keys: Keys,
 }
 
 struct Follow {
     place: OwnedSemaphorePermit,
-    keys: u64,
+    keys: Keys,
     _alive: oneshot::Sender<Infallible>,
+}
+
+/// Of lookups.
+#[derive(Clone, Copy, Default)]
+pub struct Keys {
+    /// Those that take memory: "not yet", or found.
+    pub all: u64,
+    /// Those of them that each look takes time for.
+    pub looked_at: u64,
 }
 
 /// Fails when the lookup is to end.
@@ -45,31 +54,31 @@ pub type Alive = oneshot::Receiver<Infallible>;
 
 impl Follows {
     /// Ends older ones if there are too many keys.
-    pub fn begin(&mut self, lease: u64, place: OwnedSemaphorePermit, keys: u64) -> Alive {
-        while self.keys + keys > MOST_KEYS && self.end_oldest().is_some() {}
+    pub fn begin(&mut self, lease: u64, place: OwnedSemaphorePermit, keys: Keys) -> Alive {
+        while self.keys.all + keys.all > MOST_KEYS && self.end_oldest().is_some() {}
         let (sender, alive) = oneshot::channel();
-        self.keys += keys;
+        self.keys.add(keys);
         self.all.insert(lease, Follow { place, keys, _alive: sender });
         alive
     }
 
-    /// A look takes time for so many of its keys from now on.
-    pub fn set_keys(&mut self, lease: u64, keys: u64) {
+    /// It has so many keys from now on.
+    pub fn set_keys(&mut self, lease: u64, keys: Keys) {
         if let Some(follow) = self.all.get_mut(&lease) {
-            self.keys = self.keys - follow.keys + keys;
-            follow.keys = keys;
+            self.keys.take_off(std::mem::replace(&mut follow.keys, keys));
+            self.keys.add(keys);
         }
     }
 
     pub fn end(&mut self, lease: u64) {
         let ended = self.all.remove(&lease);
-        self.keys -= ended.map_or(0, |follow| follow.keys);
+        self.keys.take_off(ended.map_or_else(Keys::default, |follow| follow.keys));
     }
 
     /// Its place, for another lookup.
     pub fn end_oldest(&mut self) -> Option<OwnedSemaphorePermit> {
         let (_, follow) = self.all.pop_first()?;
-        self.keys -= follow.keys;
+        self.keys.take_off(follow.keys);
         Some(follow.place)
     }
 
@@ -83,8 +92,20 @@ impl Follows {
 
     /// The least pause between two looks at a lookup in here, while so many sessions have a share.
     pub fn pause(&self, sessions: usize) -> Duration {
-        let round = LOOK_NS * self.all.len() as u64 + KEY_NS * self.keys;
+        let round = LOOK_NS * self.all.len() as u64 + KEY_NS * self.keys.looked_at;
         Duration::from_nanos(round * PARTS * sessions as u64)
+    }
+}
+
+impl Keys {
+    fn add(&mut self, other: Keys) {
+        self.all += other.all;
+        self.looked_at += other.looked_at;
+    }
+
+    fn take_off(&mut self, other: Keys) {
+        self.all -= other.all;
+        self.looked_at -= other.looked_at;
     }
 }
 
@@ -96,6 +117,10 @@ mod tests {
 
     use super::*;
 
+    fn keys(count: u64) -> Keys {
+        Keys { all: count, looked_at: count }
+    }
+
     fn is_over(alive: &mut Alive) -> bool {
         alive.try_recv() == Err(oneshot::error::TryRecvError::Closed)
     }
@@ -105,7 +130,7 @@ mod tests {
         let places = Arc::new(Semaphore::new(4));
         let mut follows = Follows::default();
         let place = || places.clone().try_acquire_owned().unwrap();
-        let mut all: Vec<Alive> = (0..4).map(|lease| follows.begin(lease, place(), 10)).collect();
+        let mut all: Vec<Alive> = (0..4).map(|lease| follows.begin(lease, place(), keys(10))).collect();
         assert!(places.try_acquire().is_err());
         follows.end(1);
         follows.end(1);
@@ -121,21 +146,21 @@ mod tests {
     fn a_session_has_so_many_keys_looked_at_and_no_more() {
         let places = Arc::new(Semaphore::new(3));
         let mut follows = Follows::default();
-        let mut begin = |lease, keys| follows.begin(lease, places.clone().try_acquire_owned().unwrap(), keys);
+        let mut begin = |lease, count| follows.begin(lease, places.clone().try_acquire_owned().unwrap(), keys(count));
         let mut all = [begin(0, MOST_KEYS / 2), begin(1, MOST_KEYS / 2), begin(2, 1)];
         assert_eq!(all.each_mut().map(is_over), [true, false, false]);
         assert_eq!(places.available_permits(), 1);
-        assert!(!is_over(&mut follows.begin(3, places.try_acquire_owned().unwrap(), 2 * MOST_KEYS)));
+        assert!(!is_over(&mut follows.begin(3, places.try_acquire_owned().unwrap(), keys(2 * MOST_KEYS))));
     }
 
     #[test]
     fn looks_of_all_sessions_take_a_quarter_of_the_time_at_most() {
         let places = Arc::new(Semaphore::new(1024));
-        let sessions = [(1, 1_000_000), (1000, 1), (20, 8000)].map(|(lookups, keys)| {
+        let sessions = [(1, 1_000_000), (1000, 1), (20, 8000)].map(|(lookups, count)| {
             let mut follows = Follows::default();
             let place = || places.clone().try_acquire_owned().unwrap();
-            (0..lookups).for_each(|lease| drop(follows.begin(lease, place(), keys)));
-            (follows, Duration::from_nanos(lookups * (LOOK_NS + KEY_NS * keys)))
+            (0..lookups).for_each(|lease| drop(follows.begin(lease, place(), keys(count))));
+            (follows, Duration::from_nanos(lookups * (LOOK_NS + KEY_NS * count)))
         });
         let busy = |(follows, round): &(Follows, Duration)| round.as_secs_f64() / follows.pause(3).as_secs_f64();
         assert!(sessions.iter().map(busy).sum::<f64>() <= 0.25 + 1e-9);
@@ -145,12 +170,12 @@ mod tests {
     fn fewer_keys_are_looked_at_more_often() {
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
         let mut follows = Follows::default();
-        let _alive = follows.begin(7, place, 1_000_000);
+        let _alive = follows.begin(7, place, keys(1_000_000));
         let long = follows.pause(1);
-        follows.set_keys(7, 10);
+        follows.set_keys(7, Keys { all: 1_000_000, looked_at: 10 });
         assert!(follows.pause(1) < Duration::from_millis(1) && long > Duration::from_millis(500));
         follows.end(7);
-        follows.set_keys(7, 5);
+        follows.set_keys(7, keys(5));
         assert_eq!(follows.pause(1), Duration::ZERO);
     }
 }

@@ -30,14 +30,23 @@ _RESULTS_WHEN_LATE = (LookupResult.MISS, LookupResult.HIT, LookupResult.MISS)
 
 class Lookup:
     """The whole prompt is looked up at once. Keys that vLLM requests beyond that, in a second batch: partial tails, and of
-    a window the keys that the daemon has left out, which vLLM needs if others turn out to be missing."""
+    a window the keys that the daemon has left out, which vLLM needs if others turn out to be missing. If these bring vLLM
+    to still others that were left out, all of them in a third. Of the groups `put_off`, the daemon takes only what the
+    prefix of the others needs, and late."""
 
-    def __init__(self, session: Session, groups: Groups, mask: bytes | None, deadline: float):
+    def __init__(
+        self,
+        session: Session,
+        groups: Groups,
+        mask: bytes | None,
+        deadline: float,
+        put_off: Collection[int] = (),
+    ):
         self._session = session
         self._mask = mask
         self._deadline = deadline
-        self._questions = [_Question(session, groups, mask)]
-        self._unasked: dict[int, list[Hash]] = {}
+        self._questions = [_Question(session, groups, mask, put_off)]
+        self._unasked: dict[int, dict[Hash, None]] = {}
         self.is_closed = False
         self.is_late = False
         self.loads = 0  # that use its leases
@@ -72,7 +81,7 @@ class Lookup:
         slow = [question for question in self._questions if question.promoting_since]
         keys = sum(question.count for question in self._questions)
         awaited, came = sum(question.awaited for question in slow), sum(question.came for question in slow)
-        return min(question.promoting_since for question in slow), awaited / keys, came / keys
+        return min(question.promoting_since for question in slow), awaited / max(keys, 1), came / max(keys, 1)
 
     @property
     def is_promoting(self) -> bool:
@@ -80,10 +89,16 @@ class Lookup:
         return not self.is_closed and not self.is_late and not self._is_settled()
 
     def ask_more(self) -> bool:
-        """Looks up the keys that `result` did not know. True if there were any; at most once."""
+        """Looks up the keys that `result` did not know. True if there were any; at most twice."""
         if not self._unasked:
             return False
-        groups = [(group, self._questions[0].in_order(group, keys)) for group, keys in self._unasked.items()]
+        first, asked = self._questions[0], self._unasked
+        if len(self._questions) > 1:
+            asked = {}
+            for key in first.left_out():
+                if all(question.state(key) is None for question in self._questions[1:]):
+                    asked.setdefault(group_of(key), {})[key[:-4]] = None
+        groups = [(group, first.in_order(group, list(keys))) for group, keys in asked.items()]
         self._unasked = {}
         self._questions.append(_Question(self._session, groups, self._mask))
         return True
@@ -92,12 +107,15 @@ class Lookup:
         """The answer for one of vLLM's keys. No round trip; half a microsecond, since vLLM asks for thousands."""
         if self.is_closed:
             return LookupResult.MISS
+        most = 2
         for question in self._questions:
-            if (state := question.state(key)) is not None and state != LEFT_OUT:
+            if (state := question.state(key)) == LEFT_OUT:
+                most = 3
+            elif state is not None:
                 return (_RESULTS_WHEN_LATE if self.is_late else _RESULTS)[state]
-        if len(self._questions) > 1 or self.is_late:
+        if len(self._questions) >= most or self.is_late:
             return LookupResult.MISS
-        self._unasked.setdefault(group_of(key), []).append(key[:-4])
+        self._unasked.setdefault(group_of(key), {})[key[:-4]] = None
         return LookupResult.RETRY
 
     def places(self, keys: Sequence[Key]) -> tuple[bytes, bytes] | None:
@@ -155,8 +173,9 @@ def group_of(key: Key) -> int:
 class _Question:
     """One batch of keys, looked up once. Keys that are promoting change their state in the ticket."""
 
-    def __init__(self, session: Session, groups: Groups, mask: bytes | None):
+    def __init__(self, session: Session, groups: Groups, mask: bytes | None, put_off: Collection[int] = ()):
         self._groups = groups
+        self._put_off = put_off
         self._next = 0  # the index of the next key in prefix order, which vLLM probably asks for next
         # The answer, group after group.
         self._states = self._sources = bytes(sum(len(hashes) for _, hashes in groups))
@@ -230,20 +249,38 @@ class _Question:
     def missing(self) -> int:
         return self._states.count(MISS)
 
+    def left_out(self) -> list[Key]:
+        """In prefix order, group after group."""
+        if LEFT_OUT not in self._states:
+            return []
+        return [key for key, state in zip(self._keys, self._states, strict=True) if state == LEFT_OUT]
+
     @property
     def count(self) -> int:
-        """Keys, but for those that the daemon has left out."""
-        return len(self._states) - self._states.count(LEFT_OUT)
+        """Keys, but for those that the daemon has left out, or puts off."""
+        states = self._of_others(self._states)
+        return len(states) - states.count(LEFT_OUT)
 
     @property
     def awaited(self) -> int:
-        """Keys that were promoting in the first answer, but for those that the daemon has left out since."""
-        return self._first_states.count(PROMOTING) - self._left_out_since
+        """Keys of those that were promoting in the first answer."""
+        return self._of_others(self._first_states).count(PROMOTING) - self._left_out_since
 
     @property
     def came(self) -> int:
-        """Keys that have become ready since."""
-        return self._states.count(READY) - self._first_states.count(READY)
+        """Keys of those that have become ready since."""
+        first, now = self._of_others(self._first_states), self._of_others(self._states)
+        return now.count(READY) - first.count(READY)
+
+    def _of_others(self, states: bytes) -> bytes:
+        """But for those of groups that are put off."""
+        if not self._put_off:
+            return states
+        parts, at = [], 0
+        for group, hashes in self._groups:
+            parts += [] if group in self._put_off else [states[at : at + len(hashes)]]
+            at += len(hashes)
+        return b"".join(parts)
 
     @property
     def pool(self) -> bytes:
@@ -263,7 +300,8 @@ class _Question:
         if states == self._states or self._ticket.has_failed():
             return
         if not is_first:
-            self._left_out_since += states.count(LEFT_OUT) - self._states.count(LEFT_OUT)
+            left_out, before = (self._of_others(all_).count(LEFT_OUT) for all_ in (states, self._states))
+            self._left_out_since += left_out - before
         self._states = states
         self._slots = b"".join(map(self._ticket.slots, positions))
         self._generations = b"".join(map(self._ticket.generations, positions))

@@ -85,6 +85,7 @@ class ForebayManager(OffloadingManager):
         self._identity: Name | None = None
         self._adapters: Adapters | None = None
         self._shapes: dict[int, Shape] = {}
+        self._put_off: frozenset[int] = frozenset()  # the groups whose windows the daemon knows
         self._is_named = False
         self._fields: Mapping[str, str] = {}  # of the namespace
         self._has_told_of_short_prompts = False
@@ -127,6 +128,8 @@ class ForebayManager(OffloadingManager):
         self._stores = Stores(session, adapters.look_again)
         # Full attention first: after a gap in it, blocks of the other groups are useless.
         self._shapes = {shape.group: shape for shape in sorted(shapes, key=lambda shape: not shape.is_full)}
+        has_full = any(shape.is_full for shape in shapes)
+        self._put_off = frozenset(shape.group for shape in shapes if shape.window and has_full)
         self._identity = identity
         self._adapters = adapters
         self.breaker = breaker
@@ -534,7 +537,8 @@ class ForebayManager(OffloadingManager):
 
     def _ask(self, asked: _Asked, now: float) -> None:
         groups = self._groups(asked)
-        asked.lookup = Lookup(self._session, groups, asked.mask, now + self._settings.lookup_deadline_ms / 1e3)
+        deadline = now + self._settings.lookup_deadline_ms / 1e3
+        asked.lookup = Lookup(self._session, groups, asked.mask, deadline, self._put_off)
         asked.asked_at = self._stores.now
         asked.polled_in, asked.polled_at = self._steps, now
         asked.restock_until = now + self._settings.restock_ms / 1e3

@@ -45,8 +45,9 @@ pub struct Lookup {
     lacks_room: bool,
     /// Promotions that it wants could start at once.
     has_more: bool,
-    /// Bytes of the promises' share that are kept for its windowed groups.
+    /// Bytes of the promises' share that are kept for its windowed groups, and those of them that stay for the last.
     set_aside: u64,
+    kept_to_last: u64,
     /// Why the last group of full attention that ended before its last key did.
     ended: Option<MissReason>,
     counts: Counts,
@@ -125,7 +126,7 @@ impl Core {
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
         let (found, runs, fresh, counts) = (Vec::new(), Vec::new(), Vec::new(), Counts::default());
         let (lease, leased, before, cursor) = (None, 0, 0, None);
-        let (full_tiers, lacks_room, has_more, set_aside, ended) = (0, false, false, 0, None);
+        let (full_tiers, lacks_room, has_more, set_aside, kept_to_last, ended) = (0, false, false, 0, 0, None);
         Lookup {
             instance,
             namespace,
@@ -140,6 +141,7 @@ impl Core {
             lacks_room,
             has_more,
             set_aside,
+            kept_to_last,
             ended,
             counts,
         }
@@ -200,6 +202,12 @@ impl Core {
         let hits = (lookup.found.len() - found) as u64;
         lookup.counts.hits += hits;
         lookup.counts.hit_bytes += hits * cursor.slot_bytes;
+        if is_for_it {
+            // What is leased needs no room any more.
+            let taken = lookup.set_aside.saturating_sub(lookup.kept_to_last).min(hits * cursor.slot_bytes);
+            lookup.set_aside -= taken;
+            self.leases.set_aside_bytes -= taken;
+        }
     }
 
     /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready, nobody wants one, or it was released in a pause.
@@ -240,9 +248,12 @@ impl Core {
         is_awaited
     }
 
-    /// Keeps so many bytes of the promises' share for the windowed groups of a lookup until it ends: they are looked at
-    /// last. False if lookups together would keep more than a quarter of the share.
+    /// Keeps twice so many bytes of the promises' share for the windowed groups of a lookup until it ends, or they are
+    /// leased: for those that it looks at first, and as many for the last. False if lookups together would keep more
+    /// than a quarter of the share.
     pub fn set_aside(&mut self, lookup: &mut Lookup, bytes: u64) -> bool {
+        lookup.kept_to_last = bytes;
+        let bytes = 2 * bytes;
         let share = self.slots.share(self.config.promise_permille);
         let has_room = self.leases.set_aside_bytes + bytes <= share / 4;
         if has_room {
@@ -428,6 +439,11 @@ impl Core {
         }
     }
 
+    /// Whether half of what may be promised is: then nothing is brought up that may not be needed.
+    pub fn is_half_promised(&self) -> bool {
+        self.promised_bytes() + self.leases.set_aside_bytes >= self.slots.share(self.config.promise_permille) / 2
+    }
+
     /// Whether a lease on one more block, with so many pins, would go over the limit.
     #[inline]
     fn is_over(&self, pins: u32, cursor: &Cursor) -> bool {
@@ -478,6 +494,11 @@ impl Lookup {
     /// that changes.
     pub fn lacks_room(&self) -> bool {
         self.lacks_room
+    }
+
+    /// The windowed groups that are looked at from now on are the last: they may use all room that was set aside.
+    pub fn begin_last_windows(&mut self) {
+        self.kept_to_last = 0;
     }
 
     /// Whether a key is "not yet" since one look starts only so many promotions: the next one starts more, whatever has

@@ -21,7 +21,7 @@ use crate::stats::Finder;
 use crate::tier::Outcome;
 use crate::tiers::{LoadHealth, TRANSFERS};
 
-/// Promotions that one event may start: one that evicts takes about 2 µs.
+/// See [`Core::MAX_STARTS_PER_LOOK`].
 const STARTS: usize = 48;
 /// Touches applied before the first of them evicts.
 const TOUCHES_FIRST: usize = 512;
@@ -48,6 +48,9 @@ impl Default for Allowance {
 }
 
 impl Core {
+    /// Promotions that one `look` may start: one that evicts takes about 2 µs.
+    pub const MAX_STARTS_PER_LOOK: usize = STARTS;
+
     /// Brings the data that promotions of these keys will read into the processor's cache, all at once. Changes
     /// nothing.
     pub(crate) fn prepare_promotions<'a>(

@@ -22,13 +22,22 @@ impl Core {
     /// prefix of `prefix_tokens`. If the last `most` keys before that end have no such run, these. All, if the window
     /// is longer than that.
     pub fn narrow(&self, keys: PackedKeys, window: usize, prefix_tokens: u64, most: usize) -> Range<usize> {
-        let count = keys.count();
-        let layout = self.cache.namespace(keys.namespace).layout.group(keys.group);
-        let Some(tokens) = layout.map(|layout| u64::from(layout.tokens_per_block).max(1)) else { return 0..count };
-        if window > most {
-            return 0..count;
+        match self.end_of(keys, prefix_tokens) {
+            Some(_) if window > most => 0..keys.count(),
+            Some(end) => self.last_window(keys, window, prefix_tokens, most).unwrap_or(end.saturating_sub(most)..end),
+            None => 0..keys.count(),
         }
-        let end = prefix_tokens.div_ceil(tokens).min(count as u64) as usize;
+    }
+
+    /// The same, if there is such a run.
+    pub fn last_window(
+        &self,
+        keys: PackedKeys,
+        window: usize,
+        prefix_tokens: u64,
+        most: usize,
+    ) -> Option<Range<usize>> {
+        let end = self.end_of(keys, prefix_tokens).filter(|_| window <= most)?;
         let first = end.saturating_sub(most);
         let (mut at, mut run) = (end, 0);
         while at > first {
@@ -37,12 +46,19 @@ impl Core {
             for key in batch.clone().rev() {
                 run = if can_be_had[key - batch.start] { run + 1 } else { 0 };
                 if run == window {
-                    return key..end;
+                    return Some(key..end);
                 }
             }
             at = batch.start;
         }
-        first..end
+        None
+    }
+
+    /// How many keys lie before the end of that prefix; none without such a group.
+    fn end_of(&self, keys: PackedKeys, prefix_tokens: u64) -> Option<usize> {
+        let layout = self.cache.namespace(keys.namespace).layout.group(keys.group)?;
+        let tokens = u64::from(layout.tokens_per_block).max(1);
+        Some(prefix_tokens.div_ceil(tokens).min(keys.count() as u64) as usize)
     }
 
     /// Whether each of a few keys has its block in the pool, or on a tier, or perhaps on a shared one.

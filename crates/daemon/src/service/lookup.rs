@@ -5,16 +5,19 @@
 //!
 //! A lookup of as many keys as one event may look at takes one event, and so does each later look.
 //!
-//! Of a windowed group whose window the engine has told, only the blocks that the prefix needs are looked at. That
-//! begins when all of the prefix is there, since it may turn out to be shorter. Room for these blocks is set aside
-//! before: a prefix without its window is of no use.
+//! Of a windowed group whose window the engine has told, only the blocks that the prefix needs are looked at: the last
+//! window before the end that the prefix may have. If the prefix turns out to be shorter, the last window before its
+//! end is looked at then. Room for both is set aside: a prefix without its window is of no use. Nobody knows how long
+//! the request waits. So behind the promotions of four windows' length, of eight, of sixteen and so on, the window at
+//! that place is looked at too.
 
 use std::mem::take;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::layout::Attention;
-use forebay_core::lookup::{Answer, LeaseId, Lookup, STATE_LEFT_OUT, STATE_NOT_YET, STATE_READY};
+use forebay_core::lookup::{Answer, LeaseId, Lookup, STATE_LEFT_OUT, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::{Core, Error, ErrorKind, NamespaceIndex, PackedKeys, Result};
 use forebay_rpc::proto::{Done, GroupAnswer, GroupKeys, LookupReply, LookupRequest, ReleaseRequest};
 use forebay_rpc::to_words;
@@ -23,7 +26,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::{check_hashes, group_index};
-use crate::follows::Alive;
+use crate::follows::{Alive, Keys};
 use crate::instances::Session;
 use crate::metrics::Saved;
 use crate::state::{Shared, State};
@@ -40,6 +43,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(10);
 /// A lookup looks again after so long at the latest, whether anything is said to have ended or not.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// The first place at which a request may stop waiting and still have a window, in lengths of the window. The others
+/// follow at twice the place before: a request has some half of what has come up, and a lookup brings up few windows
+/// that it may not need.
+const FIRST_STOP: u64 = 4;
+/// Of the keys of a windowed group that an answer has, so many take as long as a look at one of them.
+const PUT_OFF_PER_KEY: usize = 8;
 /// To end a lease of 2,048 blocks takes the deciding thread about 10 µs.
 const LEASES_PER_EVENT: usize = 64;
 
@@ -121,8 +130,9 @@ struct Pending {
     lookup: Option<Lookup>,
     groups: Vec<Group>,
     looked: Looked,
-    /// The needed keys of a windowed group were chosen: their promotions begin.
+    /// Keys of a windowed group were chosen: their promotions begin.
     has_chosen: bool,
+    looks: u64,
     /// Keys that were "not yet" in the last answer; `None` before the first.
     told: Option<usize>,
     /// Changes when something has ended that a lookup may wait for.
@@ -136,21 +146,49 @@ struct Group {
     group: u16,
     hash_bytes: usize,
     hashes: Vec<u8>,
-    /// Those that were "not yet" in the last answer, or are to be looked at for the next, and how many keys lie before
-    /// them; `None` before the first one.
-    waiting: Option<(u64, Vec<u8>)>,
+    /// Where those are that were "not yet" in the last answer; `None` before the first one.
+    waiting: Option<Vec<u32>>,
+    /// Those of them that are looked at for the next answer, and their hashes; `None` for all keys.
+    asked: Option<(Vec<u32>, Vec<u8>)>,
     hits: usize,
-    /// Of a block of full attention.
-    full_tokens: Option<u64>,
+    is_full: bool,
+    /// Of a block.
+    tokens: u64,
     /// Of the slot of a block.
     slot_bytes: u64,
-    /// Keys from the first on that are hits, or may become some.
+    /// Keys from the first on that are hits, or may become some; and those that are hits.
     prefix: u64,
-    /// Blocks before the end of a prefix that are needed; 0 if all may be, and from when these were chosen on.
+    ready: u64,
+    /// Blocks before the end of a prefix that are needed; 0 if all may be.
     window: usize,
-    /// Keys before those.
-    left_out: usize,
-    is_left_out_told: bool,
+    aim: Aim,
+}
+
+/// Which keys of a windowed group were chosen.
+#[derive(Default)]
+struct Aim {
+    /// Those that may be needed.
+    needed: Vec<Range<usize>>,
+    /// None were chosen before the first time. Then the next place to stop at, in tokens.
+    next_stop: Option<u64>,
+    /// No other keys will be chosen: those that are needed, which are the last.
+    is_final: bool,
+}
+
+/// A prefix for which keys of a windowed group are to be chosen.
+struct Target {
+    tokens: u64,
+    kind: TargetKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TargetKind {
+    /// The whole prefix, as far as is known at the first look.
+    First,
+    /// A part of it.
+    Stop,
+    /// What the prefix is.
+    Final,
 }
 
 /// How far one look has come.
@@ -185,6 +223,7 @@ impl Pending {
             groups,
             looked: Looked::default(),
             has_chosen: false,
+            looks: 0,
             told: None,
             ends,
             followed: None,
@@ -205,8 +244,9 @@ impl Pending {
         for asked in &mut self.groups {
             let Some(layout) = layout.group(asked.group) else { continue };
             let is_full = layout.attention == Attention::Full;
-            asked.full_tokens = is_full.then_some(layout.tokens_per_block.into());
+            asked.is_full = is_full;
             asked.slot_bytes = layout.slot_bytes();
+            asked.tokens = layout.tokens_per_block.into();
             // Without a lease nothing comes up, and without a prefix nobody knows what is needed.
             asked.window = if self.maps_pool && has_full { session.window(self.name, asked.group) } else { 0 };
             has_full |= is_full;
@@ -263,30 +303,29 @@ impl Pending {
 
     /// `None` if keys are left.
     fn look_at_some(&mut self, core: &mut Core) -> Option<Vec<GroupAnswer>> {
-        let Pending { lookup, groups, looked, namespace, has_chosen, .. } = self;
+        let Pending { lookup, groups, looked, namespace, has_chosen, looks, .. } = self;
         let lookup = lookup.as_mut().expect("taken only at the end");
         let mut keys_left = Core::MAX_KEYS_PER_EVENT;
         for at in looked.answers.len()..groups.len() {
             let (earlier, asked) = groups.split_at_mut(at);
             let asked = &mut asked[0];
-            if looked.at == 0
-                && asked.window > 0
-                && let Some(prefix_tokens) = earlier.iter().filter_map(Group::prefix_tokens).min()
-            {
-                if earlier.iter().any(Group::may_end_earlier) {
-                    looked.answers.push(asked.put_off());
-                    continue;
-                }
-                if keys_left < Core::MAX_NARROWED_KEYS {
-                    return None;
-                }
-                keys_left -= asked.narrow(core, *namespace, lookup, prefix_tokens);
-                *has_chosen = true;
+            if asked.window > 0 && keys_left == 0 {
+                return None;
             }
-            let (before, hashes) = asked.asked();
             if looked.at == 0 {
-                lookup.begin_group(before);
+                while asked.window > 0
+                    && let Some(target) = asked.target(earlier, *looks, core)
+                {
+                    if keys_left < Core::MAX_NARROWED_KEYS {
+                        return None;
+                    }
+                    keys_left -= asked.choose(core, *namespace, lookup, target);
+                    *has_chosen = true;
+                }
+                asked.ask();
+                lookup.begin_group(asked.before());
             }
+            let hashes = asked.hashes_asked();
             let end = hashes.len().min(looked.at + keys_left * asked.hash_bytes);
             core.look(lookup, asked.group, &hashes[looked.at..end], asked.hash_bytes, &mut looked.answer);
             keys_left -= (end - looked.at) / asked.hash_bytes;
@@ -296,14 +335,18 @@ impl Pending {
             }
             let answer = take(&mut looked.answer);
             looked.at = 0;
+            if asked.window > 0 {
+                keys_left = keys_left.saturating_sub(asked.waiting_or_all() / PUT_OFF_PER_KEY);
+            }
             looked.answers.push(asked.note(answer));
         }
+        *looks += 1;
         Some(take(looked).answers)
     }
 
     /// From now on it counts among those that the session has looked at again. `None` if it has ended, or is to end.
     fn begin_follow(&mut self, lease: u64, place: OwnedSemaphorePermit, asked_at: Instant) -> Option<Alive> {
-        let keys = self.busy_keys();
+        let keys = self.keys();
         let mut state = self.shared.lock();
         if !state.core.is_trial(self.namespace) {
             state.lookup_time.record(asked_at.elapsed().as_micros() as u64);
@@ -359,7 +402,7 @@ impl Pending {
     /// Errors with `NotFound` if the session has ended: it would never release what was found now. What it holds by
     /// earlier answers is still its own.
     fn hand_out(&mut self, state: &mut State, asked_at: Instant) -> Result<u64> {
-        let (is_settled, keys) = (self.waiting_keys() == 0, self.busy_keys());
+        let (is_settled, keys) = (self.waiting_keys() == 0, self.keys());
         let (_, member) = state.instances.of_session(self.session)?;
         let session = member.session.as_mut().expect("found by its session");
         self.followed.into_iter().for_each(|id| session.follows.set_keys(id, keys));
@@ -376,21 +419,23 @@ impl Pending {
 
     /// Hands the keys to those who look at them later.
     fn tell(&mut self, state: &State, at: Instant) {
-        for Group { group, hash_bytes, hashes, hits, left_out, .. } in self.groups.drain(..) {
+        for Group { group, hash_bytes, hashes, hits, aim, .. } in self.groups.drain(..) {
             // What the prefix did not need is as good as there.
+            let left_out = aim.last().map_or(0, |needed| needed.start);
             let hits = if hits > 0 { left_out + hits } else { 0 };
             state.note_seen(at, (self.namespace, group), (hashes, hash_bytes), hits);
         }
     }
 
     fn waiting_keys(&self) -> usize {
-        let keys = |asked: &Group| asked.waiting.as_ref().map_or(0, |(_, keys)| keys.len() / asked.hash_bytes);
-        self.groups.iter().map(keys).sum()
+        self.groups.iter().filter_map(|asked| asked.waiting.as_ref()).map(Vec::len).sum()
     }
 
     /// See [`Follows`](crate::follows::Follows).
-    fn busy_keys(&self) -> u64 {
-        (self.waiting_keys() + self.groups.iter().map(|asked| asked.hits).sum::<usize>()) as u64
+    fn keys(&self) -> Keys {
+        let hits: usize = self.groups.iter().map(|asked| asked.hits).sum();
+        let looked_at: usize = self.groups.iter().map(Group::waiting_of_chosen).sum();
+        Keys { all: (self.waiting_keys() + hits) as u64, looked_at: (looked_at + hits) as u64 }
     }
 }
 
@@ -421,73 +466,175 @@ impl Group {
             hash_bytes,
             hashes: keys.hashes,
             waiting: None,
+            asked: None,
             hits: 0,
-            full_tokens: None,
+            is_full: false,
+            tokens: 0,
             slot_bytes: 0,
             prefix: 0,
+            ready: 0,
             window: 0,
-            left_out: 0,
-            is_left_out_told: false,
+            aim: Aim::default(),
         })
     }
 
-    /// The keys to look at, and how many of the group lie before them.
-    fn asked(&self) -> (u64, &[u8]) {
-        self.waiting.as_ref().map_or((0, &self.hashes), |(before, keys)| (*before, keys))
+    fn count(&self) -> usize {
+        self.hashes.len() / self.hash_bytes
+    }
+
+    /// Prepares the keys for the next answer.
+    fn ask(&mut self) {
+        let is_aimed = self.window > 0 && self.aim.next_stop.is_some();
+        let places: Vec<u32> = match &self.waiting {
+            None if !is_aimed => return,
+            None => (0..self.count() as u32).filter(|at| self.aim.has(*at)).collect(),
+            Some(waiting) if !is_aimed => waiting.clone(),
+            Some(waiting) => waiting.iter().copied().filter(|at| self.aim.has(*at)).collect(),
+        };
+        let mut hashes = Vec::with_capacity(places.len() * self.hash_bytes);
+        places.iter().for_each(|at| hashes.extend_from_slice(self.hash(*at)));
+        self.asked = Some((places, hashes));
+    }
+
+    fn hash(&self, at: u32) -> &[u8] {
+        &self.hashes[at as usize * self.hash_bytes..][..self.hash_bytes]
+    }
+
+    fn hashes_asked(&self) -> &[u8] {
+        self.asked.as_ref().map_or(&self.hashes, |(_, hashes)| hashes)
+    }
+
+    /// How many keys lie before the first that is looked at.
+    fn before(&self) -> u64 {
+        self.asked.as_ref().and_then(|(places, _)| places.first()).map_or(0, |first| u64::from(*first))
     }
 
     /// Of the blocks that a windowed group needs.
     fn window_bytes(&self) -> u64 {
-        self.window.min(self.hashes.len() / self.hash_bytes) as u64 * self.slot_bytes
+        self.window.min(self.count()) as u64 * self.slot_bytes
     }
 
-    /// Whether blocks of full attention are "not yet", and may not come.
-    fn may_end_earlier(&self) -> bool {
-        self.full_tokens.is_some() && self.waiting.as_ref().is_some_and(|(_, keys)| !keys.is_empty())
+    /// Keys that are "not yet" and that each look takes time for.
+    fn waiting_of_chosen(&self) -> usize {
+        let Some(waiting) = &self.waiting else { return 0 };
+        let is_put_off = |at: &u32| self.window > 0 && !self.aim.has(*at);
+        waiting.iter().filter(|at| !is_put_off(at)).count()
     }
 
-    /// How far the prefix of a group of full attention may reach, as far as is known.
-    fn prefix_tokens(&self) -> Option<u64> {
-        Some(self.prefix * self.full_tokens?)
+    /// Keys that the next answer has.
+    fn waiting_or_all(&self) -> usize {
+        self.waiting.as_ref().map_or(self.count(), Vec::len)
     }
 
-    /// The answer while it is not known which keys of a windowed group are needed.
-    fn put_off(&mut self) -> GroupAnswer {
-        let keys = self.hashes.len() / self.hash_bytes;
-        self.waiting.get_or_insert_with(|| (0, self.hashes.clone()));
-        GroupAnswer { states: vec![STATE_NOT_YET; keys], ..GroupAnswer::default() }
+    /// Whether keys are "not yet", and may not come.
+    fn is_waiting(&self) -> bool {
+        self.waiting.as_ref().is_some_and(|waiting| !waiting.is_empty())
     }
 
-    /// Chooses the keys of a windowed group that a prefix of so many tokens needs. Returns how many it looked through.
-    fn narrow(&mut self, core: &Core, namespace: NamespaceIndex, lookup: &mut Lookup, prefix_tokens: u64) -> usize {
+    /// The prefix for which keys of a windowed group are to be chosen now, after so many looks; none if no others are.
+    /// `earlier` groups are those of full attention, among others.
+    fn target(&self, earlier: &[Group], looks: u64, core: &Core) -> Option<Target> {
+        let full = || earlier.iter().filter(|asked| asked.is_full);
+        let tokens = full().map(|asked| asked.prefix * asked.tokens).min()?;
+        let may_end_earlier = full().any(Group::is_waiting);
+        match self.aim.next_stop {
+            _ if self.aim.is_final => None,
+            _ if !may_end_earlier => Some(Target { tokens, kind: TargetKind::Final }),
+            None => Some(Target { tokens, kind: TargetKind::First }),
+            Some(stop) => {
+                let starts = (looks + 1) * Core::MAX_STARTS_PER_LOOK as u64;
+                let started = full().map(|asked| (asked.ready + starts) * asked.tokens).min()?;
+                let is_due = stop <= started && stop < tokens && !core.is_half_promised();
+                is_due.then_some(Target { tokens: stop, kind: TargetKind::Stop })
+            }
+        }
+    }
+
+    /// Chooses the keys of a windowed group that a prefix needs. Returns how many it looked through.
+    fn choose(&mut self, core: &Core, namespace: NamespaceIndex, lookup: &mut Lookup, target: Target) -> usize {
         let Group { group, hash_bytes, .. } = *self;
         let keys = PackedKeys { namespace, group, hashes: &self.hashes, hash_bytes };
-        let needed = core.narrow(keys, take(&mut self.window), prefix_tokens, Core::MAX_NARROWED_KEYS);
-        lookup.miss_behind((keys.count() - needed.end) as u64);
-        self.left_out = needed.start;
-        let hashes = self.hashes[needed.start * hash_bytes..needed.end * hash_bytes].to_vec();
-        self.waiting = Some((needed.start as u64, hashes));
-        needed.len().min(Core::MAX_NARROWED_KEYS)
+        let (window, tokens, most) = (self.window, target.tokens, Core::MAX_NARROWED_KEYS);
+        let first_stop = FIRST_STOP * window as u64 * self.tokens;
+        let needed = match target.kind {
+            TargetKind::Final => Some(core.narrow(keys, window, tokens, most)),
+            _ => core.last_window(keys, window, tokens, most),
+        };
+        let looked_through = needed.as_ref().map_or(most, Range::len).min(most);
+        match target.kind {
+            TargetKind::First => self.aim.next_stop = Some(first_stop),
+            TargetKind::Stop => self.aim.next_stop = Some(2 * tokens),
+            TargetKind::Final => {
+                lookup.begin_last_windows();
+                let end = needed.as_ref().map_or(0, |needed| needed.end);
+                lookup.miss_behind((keys.count() - end) as u64);
+                self.aim.needed.clear();
+                self.aim.next_stop.get_or_insert(first_stop);
+                self.aim.is_final = true;
+            }
+        }
+        self.aim.needed.extend(needed);
+        looked_through
     }
 
     /// Takes the answer for the keys that were looked at.
     fn note(&mut self, answer: Answer) -> GroupAnswer {
-        self.hits += answer.slots.len();
-        let (before, keys) = self.asked();
-        let may_be_hit = |state: &&u8| matches!(**state, STATE_READY | STATE_NOT_YET);
-        let prefix = before + answer.states.iter().take_while(may_be_hit).count() as u64;
-        let prefix = if keys.is_empty() { self.prefix } else { prefix };
-        let is_waiting = |at: &usize| answer.states[*at] == STATE_NOT_YET;
-        let waiting: Vec<usize> = (0..answer.states.len()).filter(is_waiting).collect();
-        let hash = |at: &usize| &keys[at * self.hash_bytes..][..self.hash_bytes];
-        let first = waiting.first().map_or(0, |first| *first as u64);
-        self.waiting = Some((before + first, waiting.iter().map(hash).collect::<Vec<_>>().concat()));
-        self.prefix = prefix;
-        let Answer { mut states, slots, generations, sources } = answer;
-        if !std::mem::replace(&mut self.is_left_out_told, true) && self.left_out > 0 {
-            states.splice(0..0, std::iter::repeat_n(STATE_LEFT_OUT, self.left_out));
-        }
+        let Answer { states, slots, generations, sources } = answer;
+        self.hits += slots.len();
+        let places = self.asked.take().map(|(places, _)| places);
+        let asked = places.as_ref().map_or(self.count(), Vec::len);
+        // The first one looked at that is not so; between these, all were ready before.
+        let first_not = |is_so: fn(&u8) -> bool| {
+            let index = states.iter().take_while(|state| is_so(state)).count();
+            (index < asked).then(|| places.as_ref().map_or(index as u64, |places| places[index].into()))
+        };
+        let known = if self.waiting.is_none() { self.count() as u64 } else { self.prefix };
+        self.prefix = first_not(|state| matches!(*state, STATE_READY | STATE_NOT_YET)).unwrap_or(known);
+        self.ready = first_not(|state| *state == STATE_READY).unwrap_or(self.prefix).min(self.prefix);
+        // Of all that were "not yet", those that were not looked at are so still, or turn out not to be needed.
+        let states = match (&self.waiting, &places) {
+            (None, None) => states,
+            (Some(waiting), Some(places)) if waiting.len() == places.len() => states,
+            (waiting, places) => {
+                let looked_at = places.as_deref().unwrap_or_default();
+                let mut looked = looked_at.iter().copied().zip(states.into_iter().chain(std::iter::repeat(STATE_MISS)));
+                let mut looked_next = looked.next();
+                let all = waiting.clone().unwrap_or_else(|| (0..self.count() as u32).collect());
+                let state = |at: u32| match looked_next {
+                    Some((place, state)) if place == at => {
+                        looked_next = looked.next();
+                        state
+                    }
+                    _ => self.aim.state_of_others(at),
+                };
+                all.into_iter().map(state).collect()
+            }
+        };
+        let place_of = |index: usize| self.waiting.as_ref().map_or(index as u32, |waiting| waiting[index]);
+        let is_waiting = |(_, state): &(usize, &u8)| **state == STATE_NOT_YET;
+        let waiting = states.iter().enumerate().filter(is_waiting).map(|(index, _)| place_of(index)).collect();
+        self.waiting = Some(waiting);
         GroupAnswer { states, slots: to_words(&slots), generations: to_words(&generations), sources }
+    }
+}
+
+impl Aim {
+    fn has(&self, at: u32) -> bool {
+        self.needed.iter().any(|needed| needed.contains(&(at as usize)))
+    }
+
+    /// The keys of the end that the prefix has.
+    fn last(&self) -> Option<&Range<usize>> {
+        self.needed.last().filter(|_| self.is_final)
+    }
+
+    /// Of a key that is not looked at.
+    fn state_of_others(&self, at: u32) -> u8 {
+        match self.last() {
+            None => STATE_NOT_YET,
+            Some(needed) if (at as usize) < needed.start => STATE_LEFT_OUT,
+            Some(_) => STATE_MISS,
+        }
     }
 }
 
