@@ -132,6 +132,7 @@ struct Pending {
     looked: Looked,
     /// Keys of a windowed group were chosen: their promotions begin.
     has_chosen: bool,
+    /// Looks at all keys that have ended.
     looks: u64,
     /// Keys that were "not yet" in the last answer; `None` before the first.
     told: Option<usize>,

@@ -30,6 +30,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) fn promoted(masters: &Masters, settings: &Settings) -> Vec<Address> {
     let is_master = |address: &Address| {
         let connected = BlockingClient::connect(address, &settings.access, &greeting(settings), &settings.config);
+        // One that does not tell is no master here. `wait` asks it again, and says why it cannot be asked.
         let told = connected.and_then(|(mut client, _)| asked(&mut client, ROLE)).ok();
         (role(told.as_ref()) == Some("master")).then(|| address.clone())
     };
