@@ -481,13 +481,6 @@ impl Client {
     pub fn inspect(&self) -> InspectReply {
         call!(self, inspect, InspectRequest {}).expect("an inspection")
     }
-
-    /// `None` if the daemon does not answer for so long.
-    pub fn inspect_within(&self, limit: Duration) -> Option<InspectReply> {
-        let mut rpc = self.rpc.clone();
-        let ask = async { tokio::time::timeout(limit, rpc.inspect(InspectRequest {})).await };
-        Some(self.runtime.block_on(ask).ok()?.expect("an inspection").into_inner())
-    }
 }
 
 /// A worker of `bytes` per block in group 0, attached from this process.
