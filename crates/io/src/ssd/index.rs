@@ -11,6 +11,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::hint::black_box;
 
 use forebay_core::{BlockHash, BlockKey};
 
@@ -99,6 +100,9 @@ impl Packed {
     }
 }
 
+/// As many as [`Index::warm`] looks at. A core waits for some ten to twenty reads at once.
+pub(super) const WARM_AT_ONCE: usize = 32;
+
 /// As many bits as there is space for.
 fn part_of_seal(record: &Record) -> u32 {
     (record.seal() >> (32 + SEAL_AT)) as u32
@@ -162,6 +166,19 @@ impl<S: BuildHasher> Index<S> {
     pub fn reserve(&mut self, blocks: usize) {
         assert!(self.filled == 0, "entries lie in the buckets that there are");
         (self.buckets.len() as usize..blocks).for_each(|_| _ = self.buckets.push(NONE));
+    }
+
+    /// Reads what [`Index::insert`] and [`Index::get`] of these keys will read first. In a large index each is two reads
+    /// from memory, of which the second needs the first: for several keys at once they take as long as for one.
+    pub fn warm<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) {
+        if self.buckets.len() == 0 {
+            return;
+        }
+        let mut buckets = [0; WARM_AT_ONCE];
+        buckets.iter_mut().zip(keys).for_each(|(bucket, key)| *bucket = self.bucket_of(self.hasher.hash_one(key)));
+        let firsts = buckets.map(|bucket| self.buckets[bucket]);
+        let first_bytes = firsts.map(|first| if first == NONE { 0 } else { self.entries[first].hash[0] });
+        black_box(first_bytes);
     }
 
     /// The block of that key, if it is served.

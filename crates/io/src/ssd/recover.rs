@@ -13,7 +13,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use super::config::SsdConfig;
 use super::device::Device;
 use super::disk::{Disk, Opened};
-use super::index::Index;
+use super::index::{Index, WARM_AT_ONCE};
 use super::io::Io;
 use super::layout::*;
 use super::log::Sequences;
@@ -463,7 +463,10 @@ impl Opening {
 
     fn take_closed(&mut self, contents: &mut Contents, footer: &Footer, records: &[Record]) {
         self.recovery.segments_with_footer += 1;
-        records.iter().for_each(|record| contents.take(record, footer.index));
+        for some in records.chunks(WARM_AT_ONCE) {
+            contents.index.warm(some.iter().map(|record| &record.key));
+            some.iter().for_each(|record| contents.take(record, footer.index));
+        }
         let segment = contents.space.segment(footer.index);
         (segment.state, segment.life, segment.next_page) = (SegmentState::Closed, footer.life, footer.end_page);
         contents.space.closed.push_back(footer.index);
