@@ -460,9 +460,10 @@ pub(super) fn clock() -> Duration {
 
 fn read(own_folder: &Folder, name: &str) -> Result<(String, File), Errno> {
     let file = own_folder.open(name, OFlags::RDONLY)?;
-    let mut text = String::new();
-    (&file).take(MAX_CONTROL_BYTES).read_to_string(&mut text).map_err(errno)?;
-    Ok((text, file))
+    let mut bytes = Vec::new();
+    (&file).take(MAX_CONTROL_BYTES).read_to_end(&mut bytes).map_err(errno)?;
+    // A damaged file reads as one that says something else.
+    Ok((String::from_utf8_lossy(&bytes).into_owned(), file))
 }
 
 pub(super) fn errno(error: io::Error) -> Errno {

@@ -14,6 +14,9 @@ use rustix::io::Errno;
 use super::directory::{Directory, clock};
 use super::layout::{self, LEASE, USAGE};
 
+/// A lease that says that it holds for longer is damaged.
+const MOST_DURATION: Duration = Duration::from_secs(24 * 3600);
+
 /// See the module documentation.
 pub(super) struct Lease {
     text: String,
@@ -84,10 +87,15 @@ impl Lease {
         let before = self.other.take_if(|other| other.text == text);
         let is_first = before.is_none();
         let since = before.filter(|other| other.touched == touched).map_or_else(clock, |other| other.since);
-        let duration = expires(&text).unwrap_or(self.duration);
+        let duration = self.duration_of(&text);
         self.other = Some(Other { text, touched, since });
         // What it was before, only its age tells.
         !is_first && clock().saturating_sub(since) <= duration
+    }
+
+    /// For how long after its last touch a lease holds.
+    fn duration_of(&self, text: &str) -> Duration {
+        expires(text).filter(|duration| *duration <= MOST_DURATION).unwrap_or(self.duration)
     }
 
     fn touch(&mut self, file: &File) -> Result<Duration, Errno> {
@@ -111,7 +119,7 @@ impl Lease {
             Err(Errno::NOENT) => return Ok(true),
             Err(error) => return Err(error),
         };
-        let duration = expires(&text).unwrap_or(self.duration);
+        let duration = self.duration_of(&text);
         let touched = touched_at(&rustix::fs::fstat(&file)?);
         if now(directory)?.abs_diff(touched) <= duration {
             return Ok(false);
@@ -155,9 +163,13 @@ pub(super) fn touched_at(about: &rustix::fs::Stat) -> Duration {
 mod tests {
     use std::thread::sleep;
 
+    use rustix::fs::{AtFlags, CWD};
+
     use super::super::config::FsConfig;
     use super::super::layout::OWN_FOLDER;
     use super::*;
+
+    const LONG_AGO: Timespec = Timespec { tv_sec: 1_000_000_000, tv_nsec: 0 };
 
     #[test]
     fn a_host_that_waits_changes_nothing_as_long_as_the_sweeper_lives_and_takes_over_when_it_does_not() {
@@ -183,5 +195,25 @@ mod tests {
         assert_eq!(first.hold(&directory), Ok(None));
         second.give_back(&directory);
         assert!(first.hold(&directory).unwrap().is_some() && !second.is_held());
+    }
+
+    #[test]
+    fn what_is_no_lease_is_taken_away_when_it_is_old() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = Directory::open(home.path(), &FsConfig::new(vec![home.path().to_owned()])).unwrap();
+        let path = home.path().join(OWN_FOLDER).join(LEASE);
+        let for_ever = format!("forebay sweeper 1\nexpires_ms {}\n", u64::MAX);
+        let make: [(&str, &dyn Fn()); 2] = [
+            ("bytes", &|| fs::write(&path, [0xff; 100]).unwrap()),
+            ("for ever", &|| fs::write(&path, &for_ever).unwrap()),
+        ];
+        for (what, make) in make {
+            make();
+            let old = Timestamps { last_access: LONG_AGO, last_modification: LONG_AGO };
+            rustix::fs::utimensat(CWD, &path, &old, AtFlags::empty()).unwrap();
+            let mut lease = Lease::new(&directory, Duration::from_secs(60));
+            assert!(lease.hold(&directory).unwrap().is_some(), "{what}");
+            lease.give_back(&directory);
+        }
     }
 }

@@ -220,7 +220,12 @@ impl Sweeper {
             }
             Err(error) => {
                 if !mem::replace(&mut self.has_failed, true) {
-                    tracing::warn!(path = %self.directory.path.display(), %error, "cannot sweep the shared directory");
+                    tracing::warn!(
+                        path = %self.directory.path.display(),
+                        %error,
+                        hint = "look at the directory's mount, and at `.forebay` in it: all in there are plain files",
+                        "cannot sweep the shared directory"
+                    );
                 }
                 self.walk = None;
                 FIGURES_EVERY

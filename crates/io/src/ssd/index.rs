@@ -168,8 +168,8 @@ impl<S: BuildHasher> Index<S> {
         (self.buckets.len() as usize..blocks).for_each(|_| _ = self.buckets.push(NONE));
     }
 
-    /// Reads what [`Index::insert`] and [`Index::get`] of these keys will read first. In a large index each is two reads
-    /// from memory, of which the second needs the first: for several keys at once they take as long as for one.
+    /// Reads what [`Index::insert`] and [`Index::get`] of these keys will read first. In a large index that is two
+    /// reads from memory for each key, of which the second needs the first. Those of several keys overlap.
     pub fn warm<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) {
         if self.buckets.len() == 0 {
             return;
