@@ -41,8 +41,8 @@ impl DiskClaim {
         self.device.is_earlier_io_done()
     }
 
-    /// Reads the content of the disk; blocks for at most `open_deadline`. `pool` is the memory with the slots, and
-    /// `waker` that of the tier that the disk will be in.
+    /// Reads the content of the disk; fails when nothing was answered for `open_patience`. `pool` is the memory with
+    /// the slots, and `waker` that of the tier that the disk will be in.
     pub fn open(mut self, config: &SsdConfig, pool: &Region, waker: &Arc<Waker>) -> Result<OpenedDisk> {
         if !self.is_earlier_io_done()? {
             return Err(Error::new(ErrorKind::Unavailable, "the i/o of an earlier daemon has not ended yet")

@@ -59,8 +59,9 @@ pub struct SsdConfig {
     pub write_bytes_per_day: Option<u64>,
     /// What this daemon signs its disks with, so that others notice. Drawn by [`SsdConfig::new`].
     pub owner: u128,
-    /// How long opening may take before the disk counts as hung.
-    pub open_deadline: Duration,
+    /// How long a disk that is opened may answer nothing before it counts as hung. As long as it answers, opening may
+    /// take any time: a large or slow disk takes long.
+    pub open_patience: Duration,
 }
 
 impl SsdConfig {
@@ -82,7 +83,7 @@ impl SsdConfig {
             write_bytes_per_second: None,
             write_bytes_per_day: None,
             owner: random_owner(),
-            open_deadline: Duration::from_secs(60),
+            open_patience: Duration::from_secs(60),
         }
     }
 

@@ -213,7 +213,8 @@ impl<S: BuildHasher> Index<S> {
 
     /// Stores the entry of `record` and returns the key's old one.
     pub fn insert(&mut self, record: &Record, segment: u32) -> Option<Entry> {
-        let replaced = self.remove(&record.key);
+        let hash = self.hasher.hash_one(record.key);
+        let replaced = self.remove_hashed(&record.key, hash);
         let packed = self.packed(record, segment);
         let place = match self.free {
             NONE => self.entries.push(packed),
@@ -228,14 +229,18 @@ impl<S: BuildHasher> Index<S> {
         if self.filled > self.buckets.len() {
             self.split();
         }
-        self.push_down(self.bucket_of(self.hasher.hash_one(record.key)), place);
+        self.push_down(self.bucket_of(hash), place);
         replaced
     }
 
     pub fn remove(&mut self, key: &BlockKey) -> Option<Entry> {
-        let place = self.find(key)?;
+        self.remove_hashed(key, self.hasher.hash_one(key))
+    }
+
+    fn remove_hashed(&mut self, key: &BlockKey, hash: u64) -> Option<Entry> {
+        let place = self.find_hashed(key, hash)?;
         let below = self.entries[place].below;
-        let bucket = self.bucket_of(self.hasher.hash_one(key));
+        let bucket = self.bucket_of(hash);
         if self.buckets[bucket] == place {
             self.buckets[bucket] = below;
         } else {
@@ -352,14 +357,18 @@ impl<S: BuildHasher> Index<S> {
     }
 
     fn find(&self, key: &BlockKey) -> Option<u32> {
+        self.find_hashed(key, self.hasher.hash_one(key))
+    }
+
+    fn find_hashed(&self, key: &BlockKey, hash: u64) -> Option<u32> {
         if self.filled == 0 {
             return None;
         }
-        let (hash, name) = Name::of(key);
-        let mut place = self.buckets[self.bucket_of(self.hasher.hash_one(key))];
+        let (bytes, name) = Name::of(key);
+        let mut place = self.buckets[self.bucket_of(hash)];
         while place != NONE {
             let packed = &self.entries[place];
-            if packed.hash == hash && self.names[packed.name] == name {
+            if packed.hash == bytes && self.names[packed.name] == name {
                 return Some(place);
             }
             place = packed.below;

@@ -7,7 +7,7 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use rustix::fs::OFlags;
@@ -20,8 +20,8 @@ use super::report::{BlockInfo, DiskReport, SegmentReport};
 use super::staging::{STAGING_BYTES, no_memory};
 use crate::uring::{Memory, Region, Threads, Waker, is_locked};
 
-/// How long one block may take to read before the disk counts as hung.
-const BLOCK_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a disk may answer nothing before it counts as hung.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Limit on the damaged keys that are named; all are counted.
 const NAMED_KEYS: usize = 1024;
 const NAME_A_DISK: &str = "name a file or device of `tier.ssd.disks` that a daemon has used";
@@ -115,11 +115,10 @@ impl Inspection {
         let mut audit = Audit::default();
         let blocks: Vec<BlockInfo> = self.blocks().collect();
         for block in blocks {
-            let deadline = Instant::now() + BLOCK_DEADLINE;
             let at = block.offset_bytes(&self.disk.geometry);
             audit.blocks += 1;
             audit.bytes += block.length_bytes;
-            if !recover::is_whole(&mut self.disk.io, at, block.length_bytes, block.checksum, deadline)? {
+            if !recover::is_whole(&mut self.disk.io, at, block.length_bytes, block.checksum, PATIENCE)? {
                 audit.damaged_blocks += 1;
                 if audit.damaged.len() < NAMED_KEYS {
                     audit.damaged.push(block.key);

@@ -187,8 +187,10 @@ impl Io {
         self.submit();
     }
 
-    /// Does all of `work`, at most `depth` at once, and returns the results in the same order.
-    pub fn run_all(&mut self, work: &[Work], depth: usize, deadline: Instant) -> Result<Vec<Result<u64, ErrorKind>>> {
+    /// Does all of `work`, at most `depth` at once, and returns the results in the same order. An error if nothing was
+    /// answered for `patience`.
+    pub fn run_all(&mut self, work: &[Work], depth: usize, patience: Duration) -> Result<Vec<Result<u64, ErrorKind>>> {
+        let mut answered_at = Instant::now();
         let (mut results, mut started, mut finished) = (vec![Err(ErrorKind::Timeout); work.len()], 0, Vec::new());
         while started < work.len() || self.in_flight() > 0 {
             while started < work.len() && self.in_flight() < depth {
@@ -198,11 +200,14 @@ impl Io {
             self.submit();
             self.engine.wait(Duration::from_millis(100));
             self.poll(Duration::ZERO, &mut finished);
+            if !finished.is_empty() {
+                answered_at = Instant::now();
+            }
             for Finished { flight, result } in finished.drain(..) {
                 let Flight::Opening(index) = flight else { unreachable!("nothing else flies while opening") };
                 results[index] = result;
             }
-            if Instant::now() > deadline {
+            if answered_at.elapsed() > patience {
                 return Err(Error::new(ErrorKind::Timeout, "a disk did not answer while it was opened")
                     .with("transfers_waiting", self.in_flight()));
             }

@@ -63,7 +63,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         name: name.clone(),
         io: Io::new(engine),
         memory: memory.clone(),
-        deadline: begun + config.open_deadline,
+        patience: config.open_patience,
         depth,
         recovery: Recovery::default(),
         is_missing: false,
@@ -136,7 +136,8 @@ struct Opening {
     name: String,
     io: Io,
     memory: Arc<Memory>,
-    deadline: Instant,
+    /// How long nothing may be answered.
+    patience: Duration,
     depth: usize,
     recovery: Recovery,
     /// Records that were on the disk could not be read, or are damaged.
@@ -553,7 +554,7 @@ impl Opening {
             geometry.at(index, record.first_page),
             record.length_bytes,
             record.checksum,
-            self.deadline,
+            self.patience,
         )
     }
 
@@ -600,7 +601,7 @@ impl Opening {
 }
 
 /// Whether the bytes at `at` have the checksum. The disk must be otherwise idle.
-pub(super) fn is_whole(io: &mut Io, at: u64, length_bytes: u64, checksum: u64, deadline: Instant) -> Result<bool> {
+pub(super) fn is_whole(io: &mut Io, at: u64, length_bytes: u64, checksum: u64, patience: Duration) -> Result<bool> {
     let mut sums = Vec::new();
     let parts: Vec<(u64, u32)> = pieces(length_bytes).collect();
     for some in parts.chunks(CHUNKS as usize - 1) {
@@ -610,7 +611,7 @@ pub(super) fn is_whole(io: &mut Io, at: u64, length_bytes: u64, checksum: u64, d
             Work::Read { at: at + offset, span, checksum: Some(Span { len: *len, ..span }) }
         };
         let work: Vec<Work> = (1..).zip(some).map(work).collect();
-        for sum in io.run_all(&work, CHUNKS as usize, deadline)? {
+        for sum in io.run_all(&work, CHUNKS as usize, patience)? {
             let Ok(sum) = sum else { return Ok(false) };
             sums.push(sum);
         }
@@ -661,7 +662,7 @@ impl Contents {
 /// Plain reading and writing.
 impl Opening {
     fn read(&mut self, work: &[Work]) -> Result<Vec<Result<u64, ErrorKind>>> {
-        self.io.run_all(work, self.depth, self.deadline)
+        self.io.run_all(work, self.depth, self.patience)
     }
 
     fn page(&mut self, at: u64) -> Result<Option<Page>> {

@@ -3,13 +3,13 @@
 //!
 //! After each run the disk works again: what was acknowledged is there, byte for byte, before and after a restart.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Health, Outcome, Tier};
 use forebay_io::ssd::{Ssd, SsdConfig};
-use forebay_io::uring::{Fault, FaultKind, Region, SimulatedDisk};
+use forebay_io::uring::{Done, Engine, Fault, FaultKind, Region, Request, SimulatedDisk};
 use rustix::io::Errno;
 
 use crate::bed::*;
@@ -364,9 +364,54 @@ fn a_disk_that_answers_nothing_refuses_new_work_and_answers_the_old_when_it_wake
     assert!(matches!(bed.look(5, 4096), Outcome::Loaded { .. }));
 }
 
+/// Answers late.
+struct Late(Box<dyn Engine>);
+
+impl Late {
+    const PAUSE: Duration = Duration::from_millis(20);
+}
+
+impl Engine for Late {
+    fn name(&self) -> &'static str {
+        "late"
+    }
+
+    fn submit(&mut self, requests: &mut VecDeque<Request>) {
+        self.0.submit(requests);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) {
+        self.0.poll(done);
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        std::thread::sleep(Late::PAUSE);
+        self.0.wait(timeout);
+    }
+}
+
+/// Each answer has the whole time: opening a large disk takes longer than it.
+#[test]
+fn a_disk_that_answers_is_opened_however_long_that_takes() {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 64), &config, None).unwrap();
+    bed.store_all((0..200).map(|number| (number, 9000)));
+    bed.settle();
+    let disk = SimulatedDisk::from_image(bed.disk.image());
+    let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+    let mut late = medium(&disk, None, &pool, 1);
+    late.engine = Box::new(Late(late.engine));
+    // Less than the headers of all segments take.
+    let config = SsdConfig { open_patience: 50 * Late::PAUSE, depth: 1, ..config };
+    let begun = Instant::now();
+    let ssd = Ssd::on(vec![late], &config).expect("it answers");
+    assert!(begun.elapsed() > config.open_patience, "it was opened at once");
+    assert_eq!(ssd.report()[0].recovery.blocks, 200);
+}
+
 #[test]
 fn a_disk_that_stops_answering_while_it_is_opened_is_not_opened() {
-    let config = SsdConfig { open_deadline: Duration::from_millis(50), ..small_config() };
+    let config = SsdConfig { open_patience: Duration::from_millis(50), ..small_config() };
     let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
     bed.store_all((0..10).map(|number| (number, 9000)));
     bed.settle();

@@ -125,7 +125,7 @@ impl Arrival {
         let process = ClaimProcess::start(command(&disk, makes_file), disk.path.clone())?;
         if !process.has_answered(SILENT_AFTER) {
             self.say_missing(silent(&disk));
-            if !process.has_answered(self.config.open_deadline) {
+            if !process.has_answered(self.config.open_patience) {
                 return Err(silent(&disk));
             }
         }
