@@ -136,6 +136,23 @@ fn an_interrupted_measurement_takes_its_other_process_with_it() {
 }
 
 #[test]
+fn a_disk_that_cannot_be_measured_is_refused_before_anything_is_announced() {
+    let home = tempfile::tempdir().expect("a directory");
+    let file = home.path().join("a file");
+    std::fs::write(&file, "precious").unwrap();
+    for (path, why) in [
+        (file.clone(), "the benchmark's file exists already"),
+        (home.path().to_owned(), "the benchmark's file exists already"),
+        (home.path().join("nowhere/disk"), "there is no directory for the benchmark's file"),
+        (file.join("disk"), "there is no directory for the benchmark's file"),
+    ] {
+        let refused = run(&["bench", "ssd", path.to_str().expect("a path in UTF-8")]);
+        assert!(refused.err.starts_with(&format!("error: {why} (path=`{}`)\nhint: ", path.display())), "{refused:?}");
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused_with_bounds() {
     let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let path = home.path().join("disk");

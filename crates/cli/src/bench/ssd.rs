@@ -24,6 +24,7 @@ const MOST_RUN_BYTES: u64 = 1 << 50;
 
 pub fn run(arguments: &BenchSsd) -> Result<(), Failure> {
     let config = config(arguments)?;
+    config.check_path()?;
     let (shapes, moved) = (config.sizes_bytes.len() * config.depths.len(), config.moved_bytes());
     let total = config.directions.len() * shapes;
     announce(total, moved, 2.0);

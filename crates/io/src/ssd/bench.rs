@@ -80,11 +80,7 @@ impl Row {
 
 /// Measures all rows, and passes each to `tell` when it is done.
 pub fn run(config: &BenchConfig, mut tell: impl FnMut(&Row)) -> Result<Vec<Row>> {
-    if config.path.exists() {
-        return Err(Error::invalid("the benchmark's file exists already")
-            .with("path", config.path.display())
-            .hint("name a file that does not exist, on the disk to be measured"));
-    }
+    config.check_path()?;
     let remove = RemoveAtEnd(&config.path);
     let mut rows = Vec::new();
     for &size_bytes in &config.sizes_bytes {

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use forebay_core::{Error, Result};
+
 use crate::uring::EngineChoice;
 
 /// What a row measures.
@@ -55,6 +57,20 @@ impl BenchConfig {
             run_bytes: 1 << 30,
             may_use_fio: true,
             stop: Arc::default(),
+        }
+    }
+
+    /// An error if the file is there, or its directory is not.
+    pub fn check_path(&self) -> Result<()> {
+        let refused = |why: &'static str| {
+            let error = Error::invalid(why).with("path", self.path.display());
+            Err(error.hint("name a file that does not exist, on the disk to be measured"))
+        };
+        let directory = self.path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        match directory {
+            _ if self.path.symlink_metadata().is_ok() => refused("the benchmark's file exists already"),
+            Some(directory) if !directory.is_dir() => refused("there is no directory for the benchmark's file"),
+            _ => Ok(()),
         }
     }
 
