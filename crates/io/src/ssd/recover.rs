@@ -5,6 +5,7 @@
 //! block is found. No incomplete block is found. A geometry is never guessed: it comes from the superblock, or from
 //! all readable segments if they agree. Only a blank disk is formatted.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -343,10 +344,15 @@ impl Opening {
             .collect();
         contents.index.reserve(footers.iter().flatten().map(|footer| footer.count as usize).sum());
         let mut open = Vec::new();
-        for ((life, index), footer) in used.iter().zip(footers) {
+        let mut read = VecDeque::new();
+        for (nth, (life, index)) in used.iter().enumerate() {
+            let footer = footers[nth];
             contents.space.last_life = contents.space.last_life.max(*life);
             contents.note(footer.and_then(|footer| footer.balance));
-            let records = footer.map(|footer| self.footer_records(&geometry, &footer)).transpose()?.flatten();
+            if footer.is_some() && read.is_empty() {
+                read = self.footer_records(&geometry, footers[nth..].iter().flatten())?;
+            }
+            let records = footer.and_then(|_| read.pop_front().flatten());
             match footer.zip(records) {
                 Some((footer, records)) => self.take_closed(&mut contents, &footer, &records),
                 None => open.extend(self.scan(&mut contents, *index, *life)?.then_some(*index)),
@@ -447,19 +453,38 @@ impl Opening {
         Ok(lives.flatten().filter(|life| *life < MOST).max().unwrap_or(0))
     }
 
-    fn footer_records(&mut self, geometry: &Geometry, footer: &Footer) -> Result<Option<Vec<Record>>> {
-        let pages = Footer::record_pages(footer.count);
-        if pages == 0 {
-            return Ok(Some(Vec::new()));
+    /// The records of the first of these footers, in their order: of as many as fit into the space of one full footer,
+    /// read at once. None for a footer whose records cannot be read.
+    fn footer_records<'a>(
+        &mut self,
+        geometry: &Geometry,
+        footers: impl Iterator<Item = &'a Footer>,
+    ) -> Result<VecDeque<Option<Vec<Record>>>> {
+        let (mut end, mut work, mut some) = (0, Vec::new(), Vec::new());
+        for footer in footers {
+            let pages = Footer::record_pages(footer.count);
+            let span = Staging::footer(end, pages * PAGE as u32);
+            end += span.len;
+            if u64::from(end) > FOOTER_BYTES {
+                break;
+            }
+            if pages > 0 {
+                let at = geometry.at(footer.index, geometry.pages() - 1 - pages);
+                work.push(Work::Read { at, span, checksum: None });
+            }
+            some.push((footer, span));
         }
-        let span = Staging::footer(0, pages * PAGE as u32);
-        let at = geometry.at(footer.index, geometry.pages() - 1 - pages);
-        if self.read(&[Work::Read { at, span, checksum: None }])?[0].is_err() {
-            return Ok(None);
-        }
-        let mut bytes = vec![0; span.len as usize];
-        self.memory.read(span, &mut bytes);
-        Ok(footer.decode_records(&bytes))
+        let mut results = self.read(&work)?.into_iter();
+        let records = some.into_iter().map(|(footer, span)| {
+            if span.len == 0 {
+                return Some(Vec::new());
+            }
+            results.next().expect("each read has a result").ok()?;
+            let mut bytes = vec![0; span.len as usize];
+            self.memory.read(span, &mut bytes);
+            footer.decode_records(&bytes)
+        });
+        Ok(records.collect())
     }
 
     fn take_closed(&mut self, contents: &mut Contents, footer: &Footer, records: &[Record]) {

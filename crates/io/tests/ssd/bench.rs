@@ -91,7 +91,8 @@ fn a_benchmark_touches_no_file_that_exists() {
 #[test]
 fn a_recovery_benchmark_finds_all_blocks_again() {
     let home = home();
-    let row = recovery(&home.path().join("disk"), 3000, EngineChoice::Auto).unwrap();
+    let row = recovery(&home.path().join("disk"), 3000, 1 << 20, EngineChoice::Auto).unwrap();
     assert_eq!((row.recovery.blocks, row.recovery.blocks_not_whole), (3000, 0));
+    assert!(row.recovery.segments_with_footer > 3, "they have footers");
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "no file is left");
 }

@@ -38,11 +38,12 @@ pub struct RecoveryRow {
     pub index_bytes_per_block: f64,
 }
 
-/// Stores `blocks` blocks of 4 KiB on a new file at `path`, opens it again, and removes it.
-pub fn recovery(path: &Path, blocks: u64, engine: EngineChoice) -> Result<RecoveryRow> {
+/// Stores `blocks` blocks of 4 KiB in segments of `segment_bytes` on a new file at `path`, opens it again, and removes
+/// it. A short segment has a short footer, as a long segment of large blocks has.
+pub fn recovery(path: &Path, blocks: u64, segment_bytes: u64, engine: EngineChoice) -> Result<RecoveryRow> {
     // A head per 40 blocks, footers, and the segments that are kept free.
     let capacity_bytes = blocks * (PAGE_BYTES + PAGE_BYTES / 8) + (1 << 30);
-    let config = SsdConfig { engine, segment_bytes: Some(64 << 20), ..SsdConfig::new(Vec::new()) };
+    let config = SsdConfig { engine, segment_bytes: Some(segment_bytes), ..SsdConfig::new(Vec::new()) };
     let cannot = |error| Error::new(ErrorKind::Io, "cannot use the benchmark's file").source(error);
     let direct = OFlags::DIRECT.bits() as i32;
     let file = File::options().read(true).write(true).create_new(true).custom_flags(direct).open(path);
