@@ -1,6 +1,7 @@
 //! Runs the disk benchmark as `forebay bench ssd` does, and prints raw figures.
 //!
-//! `cargo bench -p forebay-bench --bench ssd_speed -- FILE [recovery BLOCKS SEGMENT_MIB | SIZE,… DEPTH,… PAIRS RUN_MIB]`
+//! `cargo bench -p forebay-bench --bench ssd_speed -- FILE recovery BLOCKS SEGMENT_MIB`, or
+//! `… -- FILE SIZE,… DEPTH,… PAIRS RUN_MIB`.
 
 use std::error::Error;
 use std::path::PathBuf;
