@@ -3,9 +3,11 @@
 
 mod support;
 
+#[cfg(target_arch = "x86_64")]
 use std::sync::mpsc;
 use std::thread::Scope;
 
+#[cfg(target_arch = "x86_64")]
 use forebay_core::SlotId;
 use forebay_rpc::proto::*;
 use support::threads::Grip;
@@ -70,6 +72,7 @@ fn put<'scope>(scope: &'scope Scope<'scope, '_>, place: &'scope Place, seed: u64
     Calling { thread, end }
 }
 
+#[cfg(target_arch = "x86_64")]
 fn get<'scope>(scope: &'scope Scope<'scope, '_>, place: &'scope Place, seed: u64) -> Calling<'scope, Option<GetReply>> {
     let (end, is_over) = tokio::sync::oneshot::channel();
     let (ready, is_ready) = mpsc::channel();

@@ -1,7 +1,7 @@
 //! How long a disk full of small blocks takes to open.
 //!
-//! What the blocks hold is not written: recovery does not read it, but in the last segments, and there it is zeros, as
-//! the blocks are. So tens of millions of blocks fit on a small disk, in a file with holes.
+//! The blocks hold zeros and are not written: the file has holes in their place, which read as zeros. So tens of
+//! millions of blocks fit on a small disk. Recovery reads blocks in the last segments only.
 
 use std::collections::VecDeque;
 use std::fs::File;
