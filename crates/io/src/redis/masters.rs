@@ -17,7 +17,8 @@ use super::event_loop::greeting;
 use super::name::SLOTS;
 use super::resp::{self, Reply};
 use super::topology::{
-    CLUSTER_INFO, Found, REPLICATION, ROLE, found, is_master, is_well, question, replicas_in_map, replicas_of_sentinel,
+    CLUSTER_INFO, CLUSTER_NODES, Found, REPLICATION, ROLE, epoch, found, is_master, is_well, question,
+    replicas_of_cluster, replicas_of_sentinel,
 };
 
 /// Those that are configured are asked first, then the masters that they name, and so on. One that has taken over is
@@ -86,6 +87,9 @@ fn answers(address: &Address, settings: &Settings) -> Result<String> {
 #[derive(Default)]
 pub(super) struct Masters {
     found: Vec<Found>,
+    /// The latest epoch of the cluster that anybody told of. A slot that changes its master begins another one, also if
+    /// it comes back.
+    epoch: u64,
     /// The replicas, and whether all who named one said that it is down.
     replicas: BTreeMap<Address, bool>,
 }
@@ -97,9 +101,9 @@ impl Masters {
         addresses.map(|address| (address.to_string(), address)).collect()
     }
 
-    /// Whether they were told of in the same way.
+    /// Whether they were told of in the same way, and no slot has moved in between.
     pub fn are_those_of(&self, other: &Masters) -> bool {
-        self.found == other.found
+        self.found == other.found && self.epoch == other.epoch
     }
 
     /// The replicas that were named, some of which may have become masters, and whether each is down.
@@ -112,8 +116,9 @@ impl Masters {
         self.found.extend(servers.into_iter().map(Found::Master));
     }
 
-    fn hear(&mut self, found: Found, replicas: Vec<(Address, bool)>) {
+    fn hear(&mut self, found: Found, epoch: u64, replicas: Vec<(Address, bool)>) {
         self.found.push(found);
+        self.epoch = self.epoch.max(epoch);
         for (address, is_down) in replicas {
             *self.replicas.entry(address).or_insert(is_down) &= is_down;
         }
@@ -125,6 +130,7 @@ struct Told {
     found: Found,
     /// Why that cannot be believed alone.
     doubt: Option<Error>,
+    epoch: u64,
     replicas: Vec<(Address, bool)>,
 }
 
@@ -143,10 +149,10 @@ pub(super) fn masters(settings: &Settings) -> Result<Masters> {
         asked = tellers.len();
         for told in told {
             match told {
-                Ok(Told { found, doubt, replicas }) => {
+                Ok(Told { found, doubt, epoch, replicas }) => {
                     is_believed |= doubt.is_none();
                     failure = failure.or(doubt);
-                    masters.hear(found, replicas);
+                    masters.hear(found, epoch, replicas);
                 }
                 Err(error) => failure = failure.or(Some(error)),
             }
@@ -180,7 +186,7 @@ fn tell(teller: &Address, question: &Greeting, settings: &Settings) -> Result<To
     };
     let (mut client, answer) = BlockingClient::connect(teller, &settings.sentinel_access, question, &settings.config)?;
     let found = found(&answer, teller).map_err(cannot)?;
-    let (doubt, replicas) = match &found {
+    let (doubt, epoch, replicas) = match &found {
         Found::Master(address) => {
             role_of(address, settings).map_err(cannot)?;
             let name = settings.config.sentinel.master.as_bytes();
@@ -188,17 +194,20 @@ fn tell(teller: &Address, question: &Greeting, settings: &Settings) -> Result<To
             if let Some(reply) = replicas.error() {
                 warn_unnamed(teller, reply);
             }
-            (Ok(()), replicas_of_sentinel(&replicas, teller))
+            (Ok(()), 0, replicas_of_sentinel(&replicas, teller))
         }
         Found::Map(map) => {
             let state = asked(&mut client, CLUSTER_INFO)?;
             if let Reply::Error(text) = &state {
                 return Err(client.refused("CLUSTER INFO", text));
             }
-            (is_well(&state).and_then(|()| is_whole(map)), replicas_in_map(&answer, teller))
+            // The purge of a master ends with an error if this is refused.
+            let nodes = asked(&mut client, CLUSTER_NODES)?;
+            let replicas = replicas_of_cluster(nodes.text().unwrap_or_default(), map, teller);
+            (is_well(&state).and_then(|()| is_whole(map)), epoch(&state), replicas)
         }
     };
-    Ok(Told { found, doubt: doubt.err().map(cannot), replicas })
+    Ok(Told { found, doubt: doubt.err().map(cannot), epoch, replicas })
 }
 
 fn warn_unnamed(sentinel: &Address, reply: &str) {

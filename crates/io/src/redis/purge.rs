@@ -2,8 +2,8 @@
 //!
 //! `SCAN` with a pattern → exact reading of the names → `UNLINK`, one command per name, several at a time. `SCAN` on
 //! one server reports everything that is present from its beginning to its end. For a cluster this holds only while
-//! nothing moves between nodes. So a pass counts only if the masters and their slots are the same after it, and no
-//! node was giving or taking a slot; otherwise another pass follows. With sentinels, the master must be the same. Where
+//! nothing moves between nodes. So a pass counts only if the masters, their slots and the cluster's epoch are the same
+//! after it, and no node was giving or taking a slot; otherwise another pass follows. With sentinels, the master must be the same. Where
 //! those who are asked name different masters, all of them are emptied.
 //!
 //! A replica that becomes the master has what it has not removed yet. So the replicas are waited for, as `replicas`
@@ -23,10 +23,11 @@ use super::address::Address;
 use super::blocking::BlockingClient;
 use super::config::{Mode, Settings};
 use super::event_loop::greeting;
-use super::masters::{Masters, ROUNDS, masters};
+use super::masters::{Masters, ROUNDS, asked, masters};
 use super::name;
 use super::replicas::{self, Emptied};
 use super::resp::{self, Reply};
+use super::topology::CLUSTER_NODES;
 use crate::purge::{Place, Purging};
 
 /// Names that a server examines in one `SCAN`, while it serves nobody else: 1,000 took Redis 6.2 with a million names
@@ -169,9 +170,7 @@ impl Master<'_> {
         if self.settings.config.mode != Mode::Cluster {
             return Ok(());
         }
-        let mut command = Vec::new();
-        resp::command(&mut command, &[b"CLUSTER", b"NODES"]);
-        let reply = client.ask(&command, 1)?.remove(0);
+        let reply = asked(client, CLUSTER_NODES)?;
         let Some(nodes) = reply.text() else { return Err(not_understood(client, "CLUSTER NODES", &reply)) };
         // A moving slot is written as `[slot->-node]` or `[slot-<-node]` after the others, on the node's own line
         // only.

@@ -1,7 +1,7 @@
 //! Waits until the replicas have removed what their masters have removed.
 //!
 //! A replica that becomes the master brings back what it has not removed. Each master names the replicas that follow
-//! it, and how far they are. It forgets one whose connection has ended. So those that sentinels and the maps of a
+//! it, and how far they are. It forgets one whose connection has ended. So those that sentinels and the nodes of a
 //! cluster name are asked too: such a replica has done all that its master had done when the purge was over there, or
 //! it has become a master, and is then to be emptied like any other.
 //!
@@ -67,10 +67,10 @@ impl Emptied {
     }
 }
 
-/// A replica that sentinels or maps name.
+/// A replica that sentinels or nodes name.
 struct Named {
     address: Address,
-    /// The sentinels say that it is.
+    /// The sentinels or the cluster say that it is.
     is_down: bool,
     client: Option<BlockingClient>,
 }
@@ -129,7 +129,7 @@ impl Named {
                 replica = place,
                 %error,
                 hint = "purge again if it comes back and soon becomes the master",
-                "a purge cannot ask a replica, and the sentinels say that it is down"
+                "a purge cannot ask a replica, and its sentinels or its cluster say that it is down"
             );
             return Standing::Done;
         }

@@ -24,6 +24,8 @@ const LEAST_PAUSE: Duration = Duration::from_millis(100);
 const MOST_SERVERS: usize = 64;
 /// Asks a node how its cluster is.
 pub(super) const CLUSTER_INFO: &[&[u8]] = &[b"CLUSTER", b"INFO"];
+/// Asks a node for all nodes of its cluster.
+pub(super) const CLUSTER_NODES: &[&[u8]] = &[b"CLUSTER", b"NODES"];
 /// Asks a server for its role: `ROLE` itself takes a right that a user of a cache need not have.
 pub(super) const ROLE: &[&[u8]] = &[b"HELLO", b"2"];
 /// Asks a server whom it follows or who follows it, and how far they are.
@@ -253,6 +255,12 @@ pub(super) fn is_well(info: &Reply) -> Result<(), String> {
     if is_down { Err("its cluster is down, or it is cut off from it (cluster_state:fail)".to_string()) } else { Ok(()) }
 }
 
+/// The epoch of a node's cluster, as the answer to [`CLUSTER_INFO`] says.
+pub(super) fn epoch(info: &Reply) -> u64 {
+    let told = info.text().unwrap_or_default().lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
+    told.and_then(|told| told.parse().ok()).unwrap_or_default()
+}
+
 /// A server's role, if the answer to [`ROLE`] says so.
 pub(super) fn role(answer: Option<&Reply>) -> Option<&str> {
     fact(answer.and_then(Reply::items)?, "role")
@@ -298,7 +306,7 @@ fn is_of_unknown(range: &Reply) -> bool {
     master.and_then(Reply::text) == Some("?")
 }
 
-/// First and last slot, the master, and its replicas, which are not used.
+/// First and last slot, and the master.
 fn range_of(range: &Reply, teller: &Address) -> Option<(u16, u16, Address)> {
     let [first, last, node, ..] = range.items()? else { return None };
     let slot = |reply: &Reply| u16::try_from(reply.integer()?).ok().filter(|slot| *slot < SLOTS);
@@ -313,20 +321,59 @@ fn address_of(node: &Reply, teller: &Address) -> Option<Address> {
     Address::of_node(host, u16::try_from(port.integer()?).ok()?, teller)
 }
 
-/// The replicas in the answer to `CLUSTER SLOTS`, each as one that is not down: those that are have left the map.
-pub(super) fn replicas_in_map(answer: &Reply, teller: &Address) -> Vec<(Address, bool)> {
-    let ranges = answer.items().unwrap_or_default();
-    let nodes = ranges.iter().filter_map(|range| range.items()?.get(3..)).flatten();
-    nodes.filter_map(|node| Some((address_of(node, teller)?, false))).collect()
+/// The replicas in the answer to `CLUSTER NODES`, and whether the cluster takes each for down. `CLUSTER SLOTS` leaves
+/// out those that have taken nothing from their master since they started: they may have old blocks, and be elected.
+/// Hosts are named as the map names them.
+pub(super) fn replicas_of_cluster(nodes: &str, map: &[(u16, u16, Address)], teller: &Address) -> Vec<(Address, bool)> {
+    let nodes: Vec<Node> = nodes.lines().filter_map(Node::read).collect();
+    let in_map = |address: Option<Address>| map.iter().any(|(_, _, master)| Some(master) == address.as_ref());
+    let is_by_name = nodes.iter().any(|node| !node.name.is_empty() && in_map(node.address(node.name, teller)));
+    let is_by_ip = nodes.iter().any(|node| in_map(node.address(node.ip, teller)));
+    let address = |node: &Node| match (is_by_name, is_by_ip) {
+        (true, _) => node.address(node.name, teller),
+        (false, true) => node.address(node.ip, teller),
+        // The map says that all are where its teller is.
+        (false, false) => node.address("", teller),
+    };
+    let replicas = nodes.iter().filter(|node| node.is("slave") && !node.is("noaddr") && !node.is("handshake"));
+    replicas.filter_map(|node| Some((address(node)?, node.is("fail")))).collect()
 }
 
-/// The replicas in the answer to `SENTINEL REPLICAS`, and whether the sentinel takes each for down.
+/// A line of `CLUSTER NODES`: `<id> <ip>:<port>@<bus>,<name> <flags> <master> ...`, without a name before Redis 7.
+struct Node<'a> {
+    ip: &'a str,
+    name: &'a str,
+    port: u16,
+    flags: &'a str,
+}
+
+impl Node<'_> {
+    fn read(line: &str) -> Option<Node<'_>> {
+        let mut words = line.split(' ').skip(1);
+        let (place, flags) = (words.next()?, words.next()?);
+        let mut fields = place.split(',');
+        let (place, name) = (fields.next()?, fields.next().unwrap_or_default());
+        let (ip, port) = place.split('@').next()?.rsplit_once(':')?;
+        Some(Node { ip, name, port: port.parse().ok()?, flags })
+    }
+
+    fn is(&self, flag: &str) -> bool {
+        self.flags.split(',').any(|other| other == flag)
+    }
+
+    fn address(&self, host: &str, teller: &Address) -> Option<Address> {
+        Address::of_node(host, self.port, teller)
+    }
+}
+
+/// The replicas in the answer to `SENTINEL REPLICAS`, and whether the sentinel takes each for down. A sentinel calls one
+/// `disconnected` for a moment whenever it connects to it, so this does not count.
 pub(super) fn replicas_of_sentinel(answer: &Reply, teller: &Address) -> Vec<(Address, bool)> {
     let replica = |replica: &Reply| {
         let facts = replica.items()?;
         let address = Address::of_node(fact(facts, "ip")?, fact(facts, "port")?.parse().ok()?, teller)?;
         let mut flags = fact(facts, "flags").unwrap_or_default().split(',');
-        Some((address, flags.any(|flag| matches!(flag, "s_down" | "o_down" | "disconnected"))))
+        Some((address, flags.any(|flag| matches!(flag, "s_down" | "o_down"))))
     };
     answer.items().unwrap_or_default().iter().filter_map(replica).collect()
 }
@@ -394,24 +441,35 @@ mod tests {
     }
 
     #[test]
+    fn replicas_of_a_cluster_are_named_as_its_map_names_the_masters() {
+        let nodes = "a 10.0.0.2:7000@17000,one myself,master - 0 0 1 connected 0-16383\n\
+                     b 10.0.0.3:7000@17000,two slave a 0 0 1 connected\n\
+                     c 10.0.0.4:7001@17001,three,shard-id=9 slave,fail? a 0 0 1 connected\n\
+                     d ::5:7000@17000 slave,fail a 0 0 1 disconnected\n\
+                     e :0@0 slave,noaddr a 0 0 1 disconnected\n";
+        let teller = tcp("10.0.0.1", 1);
+        let replicas = |host| replicas_of_cluster(nodes, &[(0, SLOTS - 1, tcp(host, 7000))], &teller);
+        let [b, c, d] = [("10.0.0.3", 7000), ("10.0.0.4", 7001), ("::5", 7000)].map(|(host, port)| tcp(host, port));
+        assert_eq!(replicas("10.0.0.2"), [(b, false), (c, false), (d, true)]);
+        assert_eq!(replicas("one")[..2], [(tcp("two", 7000), false), (tcp("three", 7001), false)]);
+        assert_eq!(replicas("10.0.0.1")[..2], [(tcp("10.0.0.1", 7000), false), (tcp("10.0.0.1", 7001), false)]);
+    }
+
+    #[test]
     fn a_sentinels_answer_is_read() {
         assert_eq!(read(b"*2\r\n$3\r\n::1\r\n$4\r\n7000\r\n"), Ok(Found::Master(tcp("::1", 7000))));
         assert!(read(b"*-1\r\n").is_err() && read(b"-ERR no\r\n").is_err() && read(b":1\r\n").is_err());
     }
 
     #[test]
-    fn replicas_are_read_where_sentinels_and_maps_name_them() {
+    fn replicas_are_read_where_sentinels_name_them() {
         let teller = tcp("10.0.0.1", 1);
-        let map = b"*2\r\n*4\r\n:0\r\n:8000\r\n*3\r\n$8\r\n10.0.0.2\r\n:7000\r\n$2\r\nid\r\n\
-            *2\r\n$-1\r\n:1\r\n*3\r\n:8001\r\n:16383\r\n*2\r\n$0\r\n\r\n:7001\r\n";
-        let map = reply(map).unwrap().unwrap().0;
-        assert_eq!(replicas_in_map(&map, &teller), [(tcp("10.0.0.1", 1), false)]);
         let text = |words: &[&str]| Reply::Array(words.iter().map(|word| Reply::Text((*word).into())).collect());
         let named = |port, flags| text(&["name", "x", "ip", "10.0.0.3", "port", port, "flags", flags]);
         let told = Reply::Array(vec![named("1", "slave"), named("2", "s_down,slave"), text(&["ip", "a", "port"])]);
         assert_eq!(replicas_of_sentinel(&told, &teller), [(tcp("10.0.0.3", 1), false), (tcp("10.0.0.3", 2), true)]);
         for other in [Reply::Null, Reply::Error("ERR no".to_string()), text(&["127.0.0.1", "7"])] {
-            assert!(replicas_of_sentinel(&other, &teller).is_empty() && replicas_in_map(&other, &teller).is_empty());
+            assert!(replicas_of_sentinel(&other, &teller).is_empty());
         }
     }
 

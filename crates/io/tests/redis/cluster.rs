@@ -74,9 +74,14 @@ impl Cluster {
 
 /// A node of no cluster yet.
 fn node(kind: Kind) -> Server {
+    node_with(kind, &[])
+}
+
+fn node_with(kind: Kind, arguments: &[&str]) -> Server {
     // Redis 6 has no `cluster-port`: the bus listens 10,000 above, which must be a port.
     let port = std::iter::repeat_with(free_port).find(|port| *port < 50_000).unwrap();
-    Server::on_given_port(kind, &["--cluster-enabled", "yes", "--cluster-node-timeout", "60000"], port)
+    let arguments = [&["--cluster-enabled", "yes", "--cluster-node-timeout", "60000"], arguments].concat();
+    Server::on_given_port(kind, &arguments, port)
 }
 
 #[test]
@@ -247,6 +252,36 @@ fn a_cluster_that_moves_a_slot_is_not_called_empty_before_it_has_come_to_rest() 
     assert_eq!(blocks, 60, "all that could be seen is gone nonetheless");
     (0..3).for_each(|at| cluster.set_slot(at, slot, "NODE", to));
     assert_eq!(emptied(&bed, &[OWN]), (0, 0));
+}
+
+/// The map is the same before and after, and the scan may have missed what was elsewhere.
+#[test]
+fn a_slot_that_was_elsewhere_during_the_scan_costs_another_pass() {
+    let (url, scans) = (Arc::new(Mutex::new(String::new())), Arc::new(AtomicUsize::new(0)));
+    let (own, seen) = (url.clone(), scans.clone());
+    let node = Fake::start_tcp(move |_| {
+        let (own, scans) = (own.clone(), scans.clone());
+        Box::new(move |command, store| {
+            let words = command.get(1).map(Vec::as_slice);
+            Answer::say(match (command[0].as_slice(), words) {
+                (b"CLUSTER", Some(b"SLOTS")) => map_at(&own.lock().unwrap()),
+                (b"CLUSTER", Some(b"NODES")) => bulk(b""),
+                (b"CLUSTER", _) => {
+                    let moves = scans.load(Ordering::Relaxed).min(1);
+                    bulk(format!("cluster_state:ok\r\ncluster_current_epoch:{}\r\n", 6 + moves).as_bytes())
+                }
+                (b"SCAN", _) => {
+                    scans.fetch_add(1, Ordering::Relaxed);
+                    b"*2\r\n$1\r\n0\r\n*0\r\n".to_vec()
+                }
+                _ => well_behaved(command, store),
+            })
+        })
+    });
+    *url.lock().unwrap() = node.url();
+    let bed = Bed::open(&RedisConfig { mode: Mode::Cluster, ..config(&node.url()) });
+    assert_eq!(emptied(&bed, &[OWN]), (0, 0));
+    assert_eq!(seen.load(Ordering::Relaxed), 2);
 }
 
 #[test]
@@ -474,15 +509,20 @@ fn a_purge_waits_for_a_replica_that_the_map_names() {
     std::thread::scope(|scope| BOTH.iter().for_each(|kind| drop(scope.spawn(|| check_replica(*kind)))));
 }
 
-fn check_replica(kind: Kind) {
-    let (cluster, replica) = (Cluster::start(kind), node(kind));
-    let nodes = &cluster.nodes;
+/// The replica follows the first node, and all maps name it.
+fn let_follow(cluster: &Cluster, replica: &Server) {
     let port = replica.port.unwrap().to_string();
-    replica.admin().must(&["CLUSTER", "MEET", "127.0.0.1", &nodes[0].port.unwrap().to_string()]);
+    replica.admin().must(&["CLUSTER", "MEET", "127.0.0.1", &cluster.nodes[0].port.unwrap().to_string()]);
     let follow = || replica.admin().ask(&["CLUSTER", "REPLICATE", &cluster.ids[0]]) == "OK";
     until(follow, || "the replica does not know its master".to_string());
     let is_named = |node: &Server| node.admin().must(&["CLUSTER", "SLOTS"]).contains(&port);
-    until(|| nodes.iter().all(is_named), || "the maps do not name the replica".to_string());
+    until(|| cluster.nodes.iter().all(is_named), || "the maps do not name the replica".to_string());
+}
+
+fn check_replica(kind: Kind) {
+    let (cluster, replica) = (Cluster::start(kind), node(kind));
+    let_follow(&cluster, &replica);
+    let (nodes, port) = (&cluster.nodes, replica.port.unwrap().to_string());
     let timeouts = Duration::from_secs(4);
     let config = RedisConfig { connect_timeout: timeouts, operation_timeout: timeouts, ..cluster.config() };
     let mut bed = Bed::ready(&config);
@@ -494,6 +534,37 @@ fn check_replica(kind: Kind) {
     let error = empty(&bed, &[OWN]).0.expect_err("a replica has all blocks, and may take over");
     assert!(error.to_string().contains(&port) && error.hint_text().is_some(), "{error}");
     replica.signal(Signal::CONT);
+    assert_eq!(emptied(&bed, &[OWN]), (0, 0), "{kind:?}");
+    assert_eq!(held(&replica), "0");
+}
+
+/// It has its blocks from its own file, and nothing from its master since it started.
+#[test]
+fn a_purge_waits_for_a_replica_that_newer_maps_leave_out() {
+    std::thread::scope(|scope| BOTH.iter().for_each(|kind| drop(scope.spawn(|| check_left_out(*kind)))));
+}
+
+fn check_left_out(kind: Kind) {
+    let (cluster, mut replica) = (Cluster::start(kind), node_with(kind, &["--appendonly", "yes"]));
+    let_follow(&cluster, &replica);
+    let (nodes, port) = (&cluster.nodes, replica.port.unwrap().to_string());
+    let mut bed = Bed::ready(&cluster.config());
+    bed.store_all(0..60, 4096);
+    let held = |node: &Server| node.admin().must(&["DBSIZE"]);
+    until(|| held(&replica) == held(&nodes[0]), || "the replica does not follow".to_string());
+    // It writes its file to the end.
+    replica.admin().ask(&["SHUTDOWN"]);
+    replica.kill();
+    // Its master knows no password, and refuses it.
+    std::fs::write(replica.directory.path().join("conf"), "masterauth old\n").unwrap();
+    replica.restart();
+    let has_kept = || replica.admin().ask(&["DBSIZE"]) == held(&nodes[0]);
+    until(has_kept, || "the replica has not kept its blocks".to_string());
+    let (outcome, removed, _) = empty(&bed, &[OWN]);
+    let error = outcome.expect_err("a replica has blocks, and may take over");
+    assert!(error.to_string().contains(&port) && error.hint_text().is_some(), "{error}");
+    assert_eq!((error.kind(), removed), (ErrorKind::Unavailable, 60), "{kind:?}");
+    replica.admin().must(&["CONFIG", "SET", "masterauth", ""]);
     assert_eq!(emptied(&bed, &[OWN]), (0, 0), "{kind:?}");
     assert_eq!(held(&replica), "0");
 }
