@@ -331,9 +331,15 @@ impl Directory {
         self.marker()?.ok_or_else(|| self.failed("the directory's marker file is gone", Errno::NOENT.into()))
     }
 
+    /// Makes the file of the figures again, if it is gone and the directory is still ours. It is empty, so that a walk
+    /// counts what is there.
+    pub fn restore_usage(&self) -> bool {
+        !self.is_read_only && self.loss().is_none() && self.publish(USAGE, b"").unwrap_or(false)
+    }
+
     /// Tests whether the directory can be written and has links, and direct I/O if that is wanted.
     fn try_out(&mut self) -> Result<()> {
-        let probe = format!("{}-probe", layout::temporary(&self.writer));
+        let probe = layout::probe(&self.writer);
         if !self.is_read_only {
             match self.publish(&probe, b"probe") {
                 Ok(_) => drop(self.own_folder().and_then(|folder| folder.remove(&probe))),

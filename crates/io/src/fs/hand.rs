@@ -30,13 +30,17 @@ const BATCH_BLOCKS: u64 = 4096;
 const PART: u64 = 8;
 /// Candidates take 12 MiB at most.
 const MOST_CANDIDATES: usize = 1 << 17;
+/// Hosts of one store may see clocks that differ by less.
+const MOST_AHEAD: Duration = Duration::from_secs(60);
 /// First digits of a folder's number, and last digits.
 const FIRSTS: u16 = 256;
 const LASTS: u16 = 16;
 
-/// An object that may be evicted.
+/// An object that may be evicted. The order is that of the last use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Candidate {
+    /// Not so if the time of the last use lies ahead: the clock was set back since, so all later uses lie before it.
+    is_in_time: bool,
     pub touched: Duration,
     pub key: BlockKey,
     pub bytes: u64,
@@ -72,11 +76,11 @@ struct Batch {
 }
 
 impl Hand {
-    /// Looks at one folder.
-    pub fn step(&mut self, directory: &Directory) -> Result<Step, Errno> {
+    /// Looks at one folder. `now` is the time of the filesystem's clock, or somewhat earlier.
+    pub fn step(&mut self, directory: &Directory, now: Duration) -> Result<Step, Errno> {
         let root = directory.enter()?;
         if !directory.is_sharded {
-            return self.whole(&root).map(Step::Candidates);
+            return self.whole(&root, now).map(Step::Candidates);
         }
         if self.last == 0 && self.next == 0 {
             self.namespaces = namespaces(&root)?.into_iter().map(|name| having(&root, name, self.first)).collect();
@@ -87,7 +91,7 @@ impl Hand {
         if let Some(at) = rest.map(|at| self.next + at) {
             self.next = at + 1;
             let path = format!("{}/{:02x}/{:x}", self.namespaces[at].0, self.first, self.last);
-            self.batch.look_in(&root, &path, true);
+            self.batch.look_in(&root, &path, true, now);
             return Ok(Step::Looked);
         }
         // Where no namespace has the first digits, all numbers that begin with them are empty.
@@ -103,16 +107,16 @@ impl Hand {
     }
 
     /// Of a directory whose namespaces are one folder each.
-    fn whole(&mut self, root: &Folder) -> Result<Vec<Candidate>, Errno> {
+    fn whole(&mut self, root: &Folder, now: Duration) -> Result<Vec<Candidate>, Errno> {
         let mut batch = Batch::default();
-        namespaces(root)?.iter().for_each(|namespace| batch.look_in(root, namespace, false));
+        namespaces(root)?.iter().for_each(|namespace| batch.look_in(root, namespace, false, now));
         Ok(batch.candidates(true))
     }
 }
 
 impl Batch {
     /// What cannot be read is left to the walk, which says so.
-    fn look_in(&mut self, root: &Folder, path: &str, is_sharded: bool) {
+    fn look_in(&mut self, root: &Folder, path: &str, is_sharded: bool, now: Duration) {
         let Ok(folder) = root.folder(path) else { return };
         let Ok(entries) = folder.list() else { return };
         for entry in entries.map_while(Result::ok) {
@@ -122,7 +126,8 @@ impl Batch {
                 && FileType::from_raw_mode(about.st_mode) == FileType::RegularFile
             {
                 self.seen += 1;
-                self.least_recent.push(Candidate { touched: touched_at(&about), key, bytes: about.st_size as u64 });
+                let (touched, bytes) = (touched_at(&about), about.st_size as u64);
+                self.least_recent.push(Candidate { is_in_time: touched <= now + MOST_AHEAD, touched, key, bytes });
                 if self.least_recent.len() > MOST_CANDIDATES {
                     self.least_recent.pop();
                 }
@@ -183,7 +188,7 @@ fn folders_in(folder: &Folder) -> Result<Vec<String>, Errno> {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
     use std::fs::{self, File};
-    use std::time::SystemTime;
+    use std::time::{SystemTime, UNIX_EPOCH};
 
     use forebay_core::{BlockHash, NamespaceId};
 
@@ -213,8 +218,9 @@ mod tests {
 
     fn batch(hand: &mut Hand, directory: &Directory) -> Vec<BlockKey> {
         loop {
-            if let Step::Candidates(candidates) = hand.step(directory).unwrap() {
-                assert!(candidates.is_sorted_by_key(|candidate| std::cmp::Reverse(candidate.touched)));
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            if let Step::Candidates(candidates) = hand.step(directory, now).unwrap() {
+                assert!(candidates.is_sorted_by(|one, next| one > next));
                 return candidates.into_iter().map(|candidate| candidate.key).collect();
             }
         }
@@ -234,6 +240,21 @@ mod tests {
         }
         let (_home, empty) = filled(0, true);
         assert_eq!(batch(&mut Hand::default(), &empty), []);
+    }
+
+    #[test]
+    fn blocks_used_before_the_clock_was_set_back_go_first() {
+        let (home, directory) = filled(100, true);
+        let touch = |number: u64, at: SystemTime| {
+            let path = home.path().join(layout::object(&key(number), true));
+            File::options().write(true).open(path).unwrap().set_modified(at).unwrap();
+        };
+        let (now, second) = (SystemTime::now(), Duration::from_secs(1));
+        (0..40).for_each(|number| touch(number, now + Duration::from_secs(86_400 + number)));
+        // Another host of the store sees a clock that is somewhat ahead.
+        touch(99, now + 5 * second);
+        let expected: Vec<BlockKey> = (0..100).rev().map(key).collect();
+        assert_eq!(batch(&mut Hand::default(), &directory), expected);
     }
 
     /// Each batch is a fair sample, so what it gives up is about the oldest eighth of the directory; and batches come

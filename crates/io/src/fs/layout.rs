@@ -21,6 +21,7 @@ pub(super) const LEASE: &str = "sweeper";
 pub(super) const USAGE: &str = "usage";
 
 const TEMPORARY: &str = ".tmp-";
+const PROBE: &str = "-probe";
 
 /// Length of an object's file: the head, and the block in whole pages.
 pub(super) fn file_bytes(length_bytes: u64) -> u64 {
@@ -53,13 +54,27 @@ pub(super) fn key_of(path: &Path, is_sharded: bool) -> Option<BlockKey> {
     (object(&key, is_sharded) == path).then_some(key)
 }
 
+/// A unique name for a file that tries out whether the directory can be written.
+pub(super) fn probe(writer: &str) -> String {
+    temporary(writer) + PROBE
+}
+
 /// A unique name for a file that is not whole yet.
 pub(super) fn temporary(writer: &str) -> String {
     format!("{TEMPORARY}{writer}-{:016x}", random())
 }
 
+/// A file of anybody else may begin in the same way.
 pub(super) fn is_temporary(name: &str) -> bool {
-    name.starts_with(TEMPORARY)
+    let Some(rest) = name.strip_prefix(TEMPORARY) else { return false };
+    let mut parts = rest.strip_suffix(PROBE).unwrap_or(rest).rsplitn(3, '-');
+    let [random, process, host] = [parts.next(), parts.next(), parts.next()];
+    let is_of = |part: Option<&str>, is_ok: fn(&u8) -> bool| part.is_some_and(|part| part.as_bytes().iter().all(is_ok));
+    random.is_some_and(|random| random.len() == 16)
+        && is_of(random, |byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte))
+        && process.is_some_and(|process| !process.is_empty())
+        && is_of(process, u8::is_ascii_digit)
+        && host.is_some()
 }
 
 /// Whether a folder can contain objects. No other folder is ever entered, for example a filer's snapshots.
@@ -124,6 +139,20 @@ mod tests {
         }
         for name in [OWN_FOLDER, ".snapshot", "lost+found", "AB", "abc", ""] {
             assert!(!is_folder(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_unfinished_files_are_told_from_those_of_others() {
+        for writer in [writer(), "-7".to_owned(), "a-b-c-12".to_owned()] {
+            for name in [temporary(&writer), probe(&writer)] {
+                assert!(is_temporary(&name), "{name}");
+                assert!(!is_temporary(&name[1..]) && !is_temporary(&format!("{name}.gz")), "{name}");
+            }
+        }
+        for name in [".tmp-backup", ".tmp-", ".tmp-host-1-ab", ".tmp-host-x-0123456789abcdef", ".tmp-0123456789abcdef"]
+        {
+            assert!(!is_temporary(name), "{name}");
         }
     }
 

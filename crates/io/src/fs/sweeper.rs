@@ -218,6 +218,14 @@ impl Sweeper {
                 self.has_failed = false;
                 pause
             }
+            Err(Errno::NOENT) if self.directory.restore_usage() => {
+                tracing::warn!(
+                    path = %self.directory.path.display(),
+                    hint = "leave the files in `.forebay` where they are",
+                    "the shared directory's usage file was gone: what is there is counted anew"
+                );
+                Duration::ZERO
+            }
             Err(error) => {
                 if !mem::replace(&mut self.has_failed, true) {
                     tracing::warn!(
@@ -256,7 +264,7 @@ impl Sweeper {
             return self.make_room(excess_bytes);
         }
         if excess_bytes > 0 && !self.is_bare {
-            return self.look_for_candidates().map(|()| Duration::ZERO);
+            return self.look_for_candidates(now).map(|()| Duration::ZERO);
         }
         // Figures that were damaged or repaired meanwhile do not continue those from the start of the walk.
         self.walk.take_if(|walk| walk.begun.is_some() != figures.is_some());
@@ -318,10 +326,10 @@ impl Sweeper {
     }
 
     /// Goes on with the hand, until the lease may have to be renewed.
-    fn look_for_candidates(&mut self) -> Result<(), Errno> {
+    fn look_for_candidates(&mut self, now: Duration) -> Result<(), Errno> {
         let begun = Instant::now();
         while begun.elapsed() <= self.lease_duration / 8 {
-            if let Step::Candidates(candidates) = self.hand.step(&self.directory)? {
+            if let Step::Candidates(candidates) = self.hand.step(&self.directory, now)? {
                 // The walk corrects figures that say otherwise.
                 self.is_bare = candidates.is_empty();
                 self.candidates = candidates;

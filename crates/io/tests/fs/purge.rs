@@ -98,7 +98,7 @@ fn unfinished_files_go_if_nobody_writes_to_them_any_more() {
     let mut host = Host::open(&config(home.path()));
     host.is_stored(1, LENGTH);
     let folder = object_of(home.path(), 1).parent().unwrap().to_owned();
-    let [old, young] = ["old-1-1", "young-1-1"].map(|name| folder.join(format!(".tmp-{name}")));
+    let [old, young] = ["old", "young"].map(|host| folder.join(format!(".tmp-{host}-1-{:016x}", 1)));
     for (path, age) in [(&old, 120), (&young, 0)] {
         File::create(path).unwrap().set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
     }

@@ -111,9 +111,12 @@ fn orphans_go_when_they_are_old_and_what_is_not_ours_stays() {
     host.is_stored(1, LENGTH);
     let folder = object_of(home.path(), 1).parent().unwrap().to_owned();
     let own = home.path().join(".forebay");
-    let old: Vec<PathBuf> = [folder.join(".tmp-gone-1-aa"), own.join(".tmp-gone-1-bb")].into();
+    let old: Vec<PathBuf> = [(&folder, "gone-1-00000000000000aa"), (&own, "gone-1-00000000000000bb")]
+        .map(|(folder, name)| folder.join(format!(".tmp-{name}")))
+        .into();
     let kept = [
-        folder.join(".tmp-busy-1-cc"),
+        folder.join(".tmp-busy-1-00000000000000cc"),
+        folder.join(".tmp-backup"),
         folder.join("notes"),
         folder.join("0001-ABCD"),
         home.path().join("README"),
@@ -415,15 +418,25 @@ fn repeated_stores_and_touches_are_uses_and_loads_are_once_a_minute() {
 
 #[test]
 fn a_usage_file_that_is_gone_or_damaged_is_counted_anew() {
-    let home = home();
-    let usage = home.path().join(".forebay/usage");
-    let mut host = Host::open(&bounded(home.path()));
-    (0..20).for_each(|number| host.is_stored(number, LENGTH));
-    fs::write(&usage, "no figure").unwrap();
-    drop(host);
-    let mut host = Host::open(&bounded(home.path()));
-    fill(&mut host, home.path(), 20..40);
-    host.until("it is counted", |host| host.fs.report().roots[0].used_bytes >= Some(40 * FILE_BYTES));
-    let find = host.op(OpKind::Exists, 5, 0);
-    assert!(matches!(host.run(&[find])[0], Outcome::Found));
+    for (is_gone, restarts) in [(true, true), (true, false), (false, true), (false, false)] {
+        let home = home();
+        let usage = home.path().join(".forebay/usage");
+        let mut host = Host::open(&bounded(home.path()));
+        (0..20).for_each(|number| host.is_stored(number, LENGTH));
+        if is_gone {
+            fs::remove_file(&usage).unwrap();
+        } else {
+            fs::write(&usage, "no figure").unwrap();
+        }
+        if restarts {
+            drop(host);
+            host = Host::open(&bounded(home.path()));
+        }
+        host.until("the file is made again", |_| usage.exists());
+        fill(&mut host, home.path(), 20..40);
+        let is_counted = |host: &mut Host| host.fs.report().roots[0].used_bytes >= Some(40 * FILE_BYTES);
+        host.until(&format!("it is counted, {is_gone}, {restarts}"), is_counted);
+        let find = host.op(OpKind::Exists, 5, 0);
+        assert!(matches!(host.run(&[find])[0], Outcome::Found), "{is_gone}, {restarts}");
+    }
 }
