@@ -1,10 +1,10 @@
 //! Hosts with a pool each on one shared store that evicts by use: how much of what they ask for is in their pools or in
 //! the store, compared with a store that sees every use.
 //!
-//! Each host is a real core, driven as the daemon drives it, in virtual time. The store is a model: it keeps the blocks
-//! that were used last, as far as it was told of the uses. Payloads do not exist.
+//! Each host is a real core, driven as the daemon drives it, in virtual time. The store is a model (`store`): it evicts
+//! as real stores do, as far as it was told of the uses. Payloads do not exist.
 
-use std::collections::{BTreeMap, HashMap};
+mod store;
 
 use forebay_core::layout::{Attention, GroupLayout, Layout};
 use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
@@ -12,6 +12,8 @@ use forebay_core::tier::Outcome as Ended;
 use forebay_core::tiers::{Admission, Limits, Probe, TierId, Touching};
 use forebay_core::{BlockHash, BlockKey, Config, Core, Effect, Instance, NamespaceId, NamespaceIndex, PAGE_BYTES};
 
+use self::store::Store;
+pub use self::store::{Eviction, Operations};
 use crate::trace::mix;
 
 const ENGINE: Instance = Instance(0);
@@ -38,9 +40,13 @@ pub enum Told {
 /// Hosts, a store, and the traffic.
 #[derive(Clone, Copy, Debug)]
 pub struct Fleet {
+    /// At first.
     pub hosts: usize,
+    /// After so many requests there are so many hosts: new ones join, or the last ones are gone for good.
+    pub changes: &'static [(u64, usize)],
     pub pool_blocks: u64,
     pub store_blocks: u64,
+    pub eviction: Eviction,
     /// Prompts that come again and again, the `n`th with a frequency of `1 / n`.
     pub prompts: u64,
     pub prompt_blocks: u64,
@@ -69,8 +75,8 @@ pub struct Found {
     pub lost_blocks: u64,
     /// Blocks written to the store, over all requests.
     pub stored_blocks: u64,
-    /// The most that the store noted in a second on behalf of touches.
-    pub noted_touches: u64,
+    /// Over all requests.
+    pub operations: Operations,
     /// Of the host whose period is longest at the end.
     pub longest_period_seconds: u64,
 }
@@ -83,17 +89,25 @@ impl Found {
 
 /// Runs the traffic.
 pub fn run(fleet: &Fleet, told: Told) -> Found {
-    let mut store = Store::new(fleet.store_blocks, fleet.fresh_ms);
-    let mut hosts: Vec<Host> = (0..fleet.hosts).map(|number| Host::new(fleet, told, number as u64)).collect();
-    let (mut found, mut next_tick) = (Found::default(), vec![0; fleet.hosts]);
+    let mut store = Store::new(fleet.eviction, fleet.store_blocks, fleet.fresh_ms, fleet.seed);
+    let (mut hosts, mut found): (Vec<Host>, _) = (Vec::new(), Found::default());
     let weights: Vec<f64> = (1..=fleet.prompts).map(|rank| 1.0 / rank as f64).collect();
     let sum: f64 = weights.iter().sum();
+    let mut changes = std::iter::once((0, fleet.hosts)).chain(fleet.changes.iter().copied()).peekable();
     for number in 0..fleet.requests {
         store.now_ms = number * 1000 / fleet.requests_per_second;
-        for (at, host) in hosts.iter_mut().enumerate() {
-            while next_tick[at] <= store.now_ms {
-                // Hosts were not started at the same moment.
-                next_tick[at] += if next_tick[at] == 0 { 1 + at as u64 * 137 % TICK_MS } else { TICK_MS };
+        if let Some((_, count)) = changes.next_if(|(at, _)| *at == number) {
+            hosts.drain(count.min(hosts.len())..).for_each(|host| host.leave(&mut found));
+            for at in hosts.len()..count {
+                // The second ticks of hosts are not at the same moment.
+                let next_tick_ms = store.now_ms + 1 + at as u64 * 137 % TICK_MS;
+                hosts.push(Host::new(fleet, told, number + at as u64, next_tick_ms));
+                hosts[at].core.expire_skips();
+            }
+        }
+        for host in &mut hosts {
+            while host.next_tick_ms <= store.now_ms {
+                host.next_tick_ms += TICK_MS;
                 host.core.expire_skips();
                 host.settle(&mut store);
             }
@@ -102,15 +116,16 @@ pub fn run(fleet: &Fleet, told: Told) -> Found {
             store.empty();
         }
         if number % fleet.restart_every == fleet.restart_every - 1 {
-            let at = (number / fleet.restart_every) as usize % fleet.hosts;
+            let at = (number / fleet.restart_every) as usize % hosts.len();
             hosts[at].leave(&mut found);
-            hosts[at] = Host::new(fleet, told, number);
+            hosts[at] = Host::new(fleet, told, number, hosts[at].next_tick_ms);
         }
         let draw = |what: u64| mix(fleet.seed ^ mix(number * 4 + what));
         let is_once = draw(0) % 1000 < fleet.once_permille;
         let prompt = if is_once { 1 << 40 | number } else { ranked(&weights, sum, draw(1)) };
         let hashes: Vec<[u8; 16]> = (0..fleet.prompt_blocks).map(|block| hash(prompt, block)).collect();
-        let served = hosts[draw(2) as usize % fleet.hosts].serve(&hashes, &mut store, told == Told::All);
+        let host = draw(2) as usize % hosts.len();
+        let served = hosts[host].serve(&hashes, &mut store, told == Told::All);
         if !is_once && number >= fleet.requests / 2 {
             found.asked_blocks += fleet.prompt_blocks;
             found.pool_blocks += served.0 as u64;
@@ -122,7 +137,7 @@ pub fn run(fleet: &Fleet, told: Told) -> Found {
         let period = u64::from(host.core.tier_report(STORE).touch_ticks) * TICK_MS / 1000;
         found.longest_period_seconds = found.longest_period_seconds.max(period);
     }
-    Found { noted_touches: store.noted_touches, ..found }
+    Found { operations: store.operations, ..found }
 }
 
 fn ranked(weights: &[f64], sum: f64, draw: u64) -> u64 {
@@ -141,68 +156,15 @@ fn hash(prompt: u64, block: u64) -> [u8; 16] {
     hash
 }
 
-/// Keeps what was used last.
-struct Store {
-    capacity: u64,
-    fresh_ms: u64,
-    now_ms: u64,
-    /// When each block was used last, as far as is noted, and the number of that note.
-    blocks: HashMap<BlockKey, (u64, u64)>,
-    order: BTreeMap<u64, BlockKey>,
-    notes: u64,
-    noted_touches: u64,
-}
-
-impl Store {
-    fn new(capacity: u64, fresh_ms: u64) -> Store {
-        let (blocks, order) = Default::default();
-        Store { capacity, fresh_ms, now_ms: 0, blocks, order, notes: 0, noted_touches: 0 }
-    }
-
-    fn has(&self, key: &BlockKey) -> bool {
-        self.blocks.contains_key(key)
-    }
-
-    fn insert(&mut self, key: &BlockKey) {
-        self.note(key);
-        while self.blocks.len() as u64 > self.capacity {
-            let (_, oldest) = self.order.pop_first().expect("a block is noted");
-            self.blocks.remove(&oldest);
-        }
-    }
-
-    /// False if it is not there.
-    fn use_it(&mut self, key: &BlockKey, is_touch: bool) -> bool {
-        let Some((noted_ms, _)) = self.blocks.get(key) else { return false };
-        if self.now_ms - noted_ms >= self.fresh_ms {
-            self.note(key);
-            self.noted_touches += u64::from(is_touch);
-        }
-        true
-    }
-
-    fn note(&mut self, key: &BlockKey) {
-        self.notes += 1;
-        if let Some((_, earlier)) = self.blocks.insert(*key, (self.now_ms, self.notes)) {
-            self.order.remove(&earlier);
-        }
-        self.order.insert(self.notes, *key);
-    }
-
-    fn empty(&mut self) {
-        self.blocks.clear();
-        self.order.clear();
-    }
-}
-
 struct Host {
+    next_tick_ms: u64,
     core: Core,
     namespace: NamespaceIndex,
     answer: Answer,
 }
 
 impl Host {
-    fn new(fleet: &Fleet, told: Told, salt: u64) -> Host {
+    fn new(fleet: &Fleet, told: Told, salt: u64, next_tick_ms: u64) -> Host {
         let mut config = Config::new(UNIT_BLOCKS * PAGE_BYTES, fleet.pool_blocks.div_ceil(UNIT_BLOCKS) as u32);
         (config.seed, config.memory_entries, config.table_bits) = (mix(fleet.seed ^ salt), 1 << 12, 4);
         let units = config.units;
@@ -214,7 +176,7 @@ impl Host {
         let group = GroupLayout { attention: Attention::Full, tokens_per_block: 16, rank_bytes, is_replicated: false };
         let layout = Layout::new(vec![(0, group)]).expect("the layout is right");
         let namespace = core.open_namespace(NAMESPACE, &layout).expect("the pool has room for blocks");
-        Host { core, namespace, answer: Answer::default() }
+        Host { next_tick_ms, core, namespace, answer: Answer::default() }
     }
 
     fn leave(&self, found: &mut Found) {
@@ -241,7 +203,7 @@ impl Host {
         if is_told_all {
             for hash in hashes.iter().rev() {
                 let key = key(hash);
-                if !store.use_it(&key, false) {
+                if !store.see(&key) {
                     store.insert(&key);
                 }
             }
@@ -284,7 +246,7 @@ impl Host {
                 return;
             }
             probes.drain(..).for_each(|probe: Probe| {
-                self.core.probe_done(&probe, if store.has(&probe.key) { FOUND } else { Ended::Absent });
+                self.core.probe_done(&probe, if store.probe(&probe.key) { FOUND } else { Ended::Absent });
             });
             effects.drain(..).for_each(|effect| self.carry_out(effect, store));
         }
@@ -293,18 +255,18 @@ impl Host {
     fn carry_out(&mut self, effect: Effect, store: &mut Store) {
         match effect {
             Effect::WriteBack { tier, block, .. } => {
-                store.insert(&self.core.block_key(block));
+                store.write(&self.core.block_key(block));
                 self.core.written_back(tier, block, Ended::Stored);
             }
             Effect::Promote { block, generation, .. } => {
                 let (key, length_bytes) = (self.core.block_key(block), self.core.block_length_bytes(block));
-                let is_there = store.use_it(&key, false);
-                let outcome = if is_there { Ended::Loaded { length_bytes, checksum: 0 } } else { Ended::Absent };
+                let outcome =
+                    if store.read(&key) { Ended::Loaded { length_bytes, checksum: 0 } } else { Ended::Absent };
                 self.core.promoted(block, generation, outcome);
             }
             Effect::Touch { tier, age, block, generation } => {
                 let Some(key) = self.core.resident_key(block, generation) else { return };
-                let outcome = if store.use_it(&key, true) { FOUND } else { Ended::Absent };
+                let outcome = if store.touch(&key) { FOUND } else { Ended::Absent };
                 self.core.touched(tier, block, generation, age, outcome);
             }
             Effect::Move { from, generation, to, .. } => {
