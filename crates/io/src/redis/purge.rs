@@ -3,8 +3,8 @@
 //! `SCAN` with a pattern → exact reading of the names → `UNLINK`, one command per name, several at a time. `SCAN` on
 //! one server reports everything that is present from its beginning to its end. For a cluster this holds only while
 //! nothing moves between nodes. So a pass counts only if the masters, their slots and the cluster's epoch are the same
-//! after it, and no node was giving or taking a slot; otherwise another pass follows. With sentinels, the master must be the same. Where
-//! those who are asked name different masters, all of them are emptied.
+//! after it, and no node was giving or taking a slot; otherwise another pass follows. With sentinels, the master must
+//! be the same. Where those who are asked name different masters, all of them are emptied.
 //!
 //! A replica that becomes the master has what it has not removed yet. So the replicas are waited for, as `replicas`
 //! describes. One that has become a master meanwhile is emptied like any other.

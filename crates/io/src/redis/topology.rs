@@ -366,8 +366,8 @@ impl Node<'_> {
     }
 }
 
-/// The replicas in the answer to `SENTINEL REPLICAS`, and whether the sentinel takes each for down. A sentinel calls one
-/// `disconnected` for a moment whenever it connects to it, so this does not count.
+/// The replicas in the answer to `SENTINEL REPLICAS`, and whether the sentinel takes each for down. A sentinel calls
+/// one `disconnected` for a moment whenever it connects to it, so this does not count.
 pub(super) fn replicas_of_sentinel(answer: &Reply, teller: &Address) -> Vec<(Address, bool)> {
     let replica = |replica: &Reply| {
         let facts = replica.items()?;
