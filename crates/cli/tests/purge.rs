@@ -295,6 +295,19 @@ fn a_mount_that_hangs_is_given_up_and_gets_no_second_thread() {
         wait_until("the thread ends", || threads() == 0);
         assert_eq!(purge(&place, &["--tenant", "blue"]).code, 0);
         assert_eq!((files(mount.path(), "blue"), files(mount.path(), "red")), (0, 50));
+
+        // The thread of a purge that was interrupted needs a moment to end.
+        let hung = Hung::new(mount);
+        let mut interrupted = forebay(&words(&place.sockets(), &["--tenant", "red"])).spawn().expect("the binary runs");
+        wait_until("the thread hangs", || threads() == 1);
+        interrupted.kill().and_then(|()| interrupted.wait()).expect("it can be killed");
+        let next = forebay(&words(&place.sockets(), &["--tenant", "red"]));
+        let next = { next }.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        std::thread::sleep(Duration::from_millis(300));
+        drop(hung);
+        let answer = Answer::of(next.wait_with_output().expect("it ends"));
+        assert_eq!(answer.code, 0, "{answer:?}");
+        assert_eq!(files(mount.path(), "red"), 0);
     });
 }
 

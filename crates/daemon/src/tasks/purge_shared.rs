@@ -72,6 +72,11 @@ impl Emptying {
         while self.shared.lock().tiers.is_storing(&self.namespaces) && Instant::now() < limit {
             tokio::time::sleep(LOOK).await;
         }
+        // Those of a purge whose client has gone end after their step.
+        let limit = self.deadline.min(Instant::now() + GRACE);
+        while self.shared.lock().tiers.has_thread() && Instant::now() < limit {
+            tokio::time::sleep(LOOK).await;
+        }
         let mut started = Vec::new();
         for (tier, places) in self.shared.event(|state| state.tiers.places()) {
             match places {

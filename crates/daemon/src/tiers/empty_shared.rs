@@ -62,6 +62,12 @@ impl Tiers {
         shared.map(|driver| (driver.id, driver.places())).collect()
     }
 
+    /// Whether a thread of a purge has not ended.
+    pub fn has_thread(&mut self) -> bool {
+        self.busy.retain(|busy| Arc::strong_count(&busy.purging) > 1);
+        !self.busy.is_empty()
+    }
+
     /// False if a thread is there already.
     pub fn enter(&mut self, busy: Busy) -> bool {
         self.busy.retain(|busy| Arc::strong_count(&busy.purging) > 1);

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use forebay_core::size::human_at_most;
 use forebay_core::{Error, ErrorKind, Result};
-use rustix::fs::{Access, AtFlags, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -275,6 +275,13 @@ impl Directory {
         read(&self.own_folder()?, name)
     }
 
+    /// The same; `INVAL` if it is no plain file. Another read waits for a FIFO until somebody writes to it.
+    pub fn read_plain(&self, name: &str) -> Result<(String, File), Errno> {
+        let file = self.own_folder()?.open(name, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        if kind == FileType::RegularFile { text_of(file) } else { Err(Errno::INVAL) }
+    }
+
     fn direct(&self) -> OFlags {
         if self.is_direct { OFlags::DIRECT } else { OFlags::empty() }
     }
@@ -465,7 +472,10 @@ pub(super) fn clock() -> Duration {
 }
 
 fn read(own_folder: &Folder, name: &str) -> Result<(String, File), Errno> {
-    let file = own_folder.open(name, OFlags::RDONLY)?;
+    text_of(own_folder.open(name, OFlags::RDONLY)?)
+}
+
+fn text_of(file: File) -> Result<(String, File), Errno> {
     let mut bytes = Vec::new();
     (&file).take(MAX_CONTROL_BYTES).read_to_end(&mut bytes).map_err(errno)?;
     // A damaged file reads as one that says something else.

@@ -63,7 +63,7 @@ impl Lease {
             }
         }
         (self.is_held, self.renewed) = (false, None);
-        let is_free = match directory.read(LEASE) {
+        let is_free = match directory.read_plain(LEASE) {
             Ok((text, file)) if text == self.text => return self.touch(&file).map(Some),
             Ok((text, file)) => {
                 let touched = touched_at(&rustix::fs::fstat(&file)?);
@@ -75,7 +75,7 @@ impl Lease {
         if !is_free || !directory.publish(LEASE, self.text.as_bytes())? {
             return Ok(None);
         }
-        match directory.read(LEASE) {
+        match directory.read_plain(LEASE) {
             Ok((text, file)) if text == self.text => self.touch(&file).map(Some),
             Ok(_) | Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error),
@@ -106,7 +106,7 @@ impl Lease {
 
     /// Lets the next host take the lease at once.
     pub fn give_back(&mut self, directory: &Directory) {
-        if self.is_held && directory.read(LEASE).is_ok_and(|(text, _)| text == self.text) {
+        if self.is_held && directory.read_plain(LEASE).is_ok_and(|(text, _)| text == self.text) {
             let _ = directory.own_folder().and_then(|folder| folder.remove(LEASE));
         }
         (self.is_held, self.renewed) = (false, None);
@@ -114,7 +114,7 @@ impl Lease {
 
     /// Whether there is no lease any more because its holder showed no sign of life.
     fn take_away_old(&self, directory: &Directory) -> Result<bool, Errno> {
-        let (text, file) = match directory.read(LEASE) {
+        let (text, file) = match directory.read_plain(LEASE) {
             Ok(found) => found,
             Err(Errno::NOENT) => return Ok(true),
             Err(error) => return Err(error),
@@ -163,7 +163,7 @@ pub(super) fn touched_at(about: &rustix::fs::Stat) -> Duration {
 mod tests {
     use std::thread::sleep;
 
-    use rustix::fs::{AtFlags, CWD};
+    use rustix::fs::{AtFlags, CWD, FileType, Mode};
 
     use super::super::config::FsConfig;
     use super::super::layout::OWN_FOLDER;
@@ -195,6 +195,21 @@ mod tests {
         assert_eq!(first.hold(&directory), Ok(None));
         second.give_back(&directory);
         assert!(first.hold(&directory).unwrap().is_some() && !second.is_held());
+    }
+
+    #[test]
+    fn something_else_in_the_place_of_the_lease_is_an_error_at_once() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = Directory::open(home.path(), &FsConfig::new(vec![home.path().to_owned()])).unwrap();
+        let path = home.path().join(OWN_FOLDER).join(LEASE);
+        let mut lease = Lease::new(&directory, Duration::from_secs(60));
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        assert_eq!(lease.hold(&directory), Err(Errno::INVAL));
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert_eq!(lease.hold(&directory), Err(Errno::INVAL));
+        fs::remove_dir(&path).unwrap();
+        assert!(lease.hold(&directory).unwrap().is_some());
     }
 
     #[test]
