@@ -17,7 +17,7 @@ use super::event_loop::greeting;
 use super::name::SLOTS;
 use super::resp::{self, Reply};
 use super::topology::{
-    CLUSTER_INFO, CLUSTER_NODES, Found, REPLICATION, ROLE, epoch, found, is_master, is_well, question,
+    CLUSTER_INFO, CLUSTER_NODES, Found, REPLICATION, ROLE, epoch, found, is_master, is_well, question, replicas_known,
     replicas_of_cluster, replicas_of_sentinel,
 };
 
@@ -190,11 +190,20 @@ fn tell(teller: &Address, question: &Greeting, settings: &Settings) -> Result<To
         Found::Master(address) => {
             role_of(address, settings).map_err(cannot)?;
             let name = settings.config.sentinel.master.as_bytes();
+            // In this order: a replica that is found in between is named.
+            let known = asked(&mut client, &[b"SENTINEL", b"MASTER", name])?;
             let replicas = asked(&mut client, &[b"SENTINEL", b"REPLICAS", name])?;
+            let named = replicas_of_sentinel(&replicas, teller);
             if let Some(reply) = replicas.error() {
-                warn_unnamed(teller, reply);
+                warn_unnamed(teller, reply, "give the user that asks the sentinels the right to `SENTINEL REPLICAS`");
+            } else if replicas_known(&known) > named.len() {
+                warn_unnamed(
+                    teller,
+                    "fewer than it knows",
+                    "purge again if a replica with `replica-announced no` is elected",
+                );
             }
-            (Ok(()), 0, replicas_of_sentinel(&replicas, teller))
+            (Ok(()), 0, named)
         }
         Found::Map(map) => {
             let state = asked(&mut client, CLUSTER_INFO)?;
@@ -210,12 +219,12 @@ fn tell(teller: &Address, question: &Greeting, settings: &Settings) -> Result<To
     Ok(Told { found, doubt: doubt.err().map(cannot), epoch, replicas })
 }
 
-fn warn_unnamed(sentinel: &Address, reply: &str) {
+fn warn_unnamed(sentinel: &Address, reply: &str, hint: &str) {
     tracing::warn!(
         %sentinel,
         reply,
-        hint = "give the user that asks the sentinels the right to `SENTINEL REPLICAS`",
-        "a sentinel does not name the replicas: a purge waits for those only that the master names"
+        hint,
+        "a sentinel does not name all replicas: of the others, a purge waits for those only that the master names"
     );
 }
 

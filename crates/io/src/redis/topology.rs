@@ -366,6 +366,13 @@ impl Node<'_> {
     }
 }
 
+/// How many replicas the sentinel knows, as the answer to `SENTINEL MASTER` says. It does not name those with
+/// `replica-announced no`.
+pub(super) fn replicas_known(answer: &Reply) -> usize {
+    let told = answer.items().and_then(|facts| fact(facts, "num-slaves"));
+    told.and_then(|told| told.parse().ok()).unwrap_or_default()
+}
+
 /// The replicas in the answer to `SENTINEL REPLICAS`, and whether the sentinel takes each for down. A sentinel calls
 /// one `disconnected` for a moment whenever it connects to it, so this does not count.
 pub(super) fn replicas_of_sentinel(answer: &Reply, teller: &Address) -> Vec<(Address, bool)> {
@@ -468,8 +475,10 @@ mod tests {
         let named = |port, flags| text(&["name", "x", "ip", "10.0.0.3", "port", port, "flags", flags]);
         let told = Reply::Array(vec![named("1", "slave"), named("2", "s_down,slave"), text(&["ip", "a", "port"])]);
         assert_eq!(replicas_of_sentinel(&told, &teller), [(tcp("10.0.0.3", 1), false), (tcp("10.0.0.3", 2), true)]);
+        assert_eq!(replicas_known(&text(&["name", "x", "num-slaves", "3"])), 3);
         for other in [Reply::Null, Reply::Error("ERR no".to_string()), text(&["127.0.0.1", "7"])] {
             assert!(replicas_of_sentinel(&other, &teller).is_empty());
+            assert_eq!(replicas_known(&other), 0);
         }
     }
 
