@@ -174,8 +174,9 @@ pub(super) fn judged(file: &File, config: &DiskConfig) -> Result<Judged> {
     trust::check(file, path).map_err(|error| error.with("path", path.display()))?;
     let wanted = config.capacity_bytes.ok_or_else(|| needs_capacity(path))?;
     let content = check_content(file, metadata.len()).map_err(|error| error.with("path", path.display()))?;
-    // Ours was preallocated, perhaps with more than is wanted now. A file of zeros may be longer, or all holes.
+    // Ours was preallocated, and keeps the capacity that it has. A file of zeros may be longer, or all holes.
     let is_ours = content == Content::Ours;
+    let wanted = formatted_bytes(file).filter(|_| is_ours).map_or(wanted, |bytes| wanted.min(bytes));
     let is_whole = is_ours && metadata.len() >= wanted;
     Ok(Judged { bytes: if is_whole { metadata.len() } else { wanted }, is_whole, is_ours })
 }
@@ -213,6 +214,13 @@ pub(super) fn check_content(file: &File, bytes: u64) -> Result<Content> {
     }
     let is_empty = is_zero(&head) && is_empty_behind(file, bytes).map_err(cannot)?;
     if is_empty { Ok(Content::Blank) } else { Err(not_ours(has_first.then_some(&first))) }
+}
+
+/// The capacity that the superblock tells, if it can be read.
+fn formatted_bytes(file: &File) -> Option<u64> {
+    let mut first = [0; PAGE_BYTES];
+    file.read_exact_at(&mut first, 0).ok()?;
+    Geometry::decode_superblock(&first).map(|geometry| geometry.disk_bytes())
 }
 
 /// Whether the header of one of the first segments is there, for any segment size. One that cannot be read is not.

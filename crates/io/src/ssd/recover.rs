@@ -222,7 +222,8 @@ impl Opening {
                 id,
                 made_bytes,
                 bytes,
-                "a disk keeps the capacity that it was formatted with; delete its file to use the new one"
+                hint = "empty the disk to use all of it; its blocks are lost then",
+                "a disk keeps the capacity that it was formatted with"
             );
         }
         Ok(Some(geometry))

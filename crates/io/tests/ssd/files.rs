@@ -96,11 +96,18 @@ fn a_file_with_something_else_in_it_is_refused_and_left_alone() {
         assert!(error.hint_text().unwrap().contains("another file"), "{error}");
         assert!(std::fs::read(&path).unwrap() == content, "it was changed");
     }
-    // What holds nothing yet, and what is ours, is lengthened.
+    // What holds nothing yet is lengthened.
     std::fs::write(&path, [0; 5000]).unwrap();
     drop(open_when_free(&file_config(&path, 32 * MIB), &pool()));
+    let length = || std::fs::metadata(&path).unwrap().len();
+    assert_eq!(length(), 32 * MIB);
+    // What is ours keeps its capacity, so more space would be lost.
     drop(open_when_free(&file_config(&path, 64 * MIB), &pool()));
-    assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 * MIB);
+    assert_eq!(length(), 32 * MIB);
+    // One that was cut gets its capacity back.
+    File::options().write(true).open(&path).unwrap().set_len(8 * MIB).unwrap();
+    drop(open_when_free(&file_config(&path, 64 * MIB), &pool()));
+    assert!((31 * MIB..=32 * MIB).contains(&length()), "{}", length());
 }
 
 #[test]

@@ -87,8 +87,10 @@ impl Arrival {
     /// A disk that is there keeps its capacity and its segments, whatever is configured now.
     fn warn_of_geometry(&self, found: &DiskReport) {
         let (made_bytes, segment_bytes) = (found.geometry.disk_bytes(), found.geometry.segment_bytes);
-        let is_longer = self.disk().capacity_bytes.is_some_and(|wanted| wanted < made_bytes);
-        if is_longer || self.config.segment_bytes.is_some_and(|wanted| wanted != segment_bytes) {
+        // A disk is made a part of a segment shorter than it may be.
+        let kept = made_bytes..made_bytes + segment_bytes;
+        let is_other = self.disk().capacity_bytes.is_some_and(|wanted| !kept.contains(&wanted));
+        if is_other || self.config.segment_bytes.is_some_and(|wanted| wanted != segment_bytes) {
             tracing::warn!(
                 disk = found.name,
                 made_bytes,
