@@ -18,6 +18,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::ending;
 use crate::failure::{self, FAILED, Failure, LAST_WORDS, USAGE};
 use crate::log::Log;
+use crate::machine;
 use crate::output::escaped;
 use crate::settings::Settings;
 
@@ -70,6 +71,7 @@ pub fn run_privately(settings: &Settings) -> Result<(), Failure> {
 fn serve(loaded: Loaded, log: &Log) -> Result<(), Failure> {
     start_log(&loaded.config.log, log);
     abort_on_panic(log);
+    tracing::info!(version = machine::version(), "starting");
     if let Some(file) = loaded.file {
         tracing::info!(file = %file.display(), "read the configuration");
     }

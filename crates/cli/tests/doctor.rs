@@ -380,6 +380,8 @@ fn a_store_in_trouble_is_named_with_its_trouble() {
         }
     });
     is_told("WRONGPASS");
+    let report = report(&doctor(&place, &["--json", "--tier.redis.urls", &url]));
+    assert!(check(&report, "redis")["hint"].as_str().unwrap().contains("restart the daemon"), "{report:#}");
 }
 
 /// The daemon keeps no index of shared stores: other hosts write to them too.

@@ -115,6 +115,12 @@ fn served(tier: &TierInfo, is_shared: bool) -> Check {
             format!("it has failed: {}", tier.why),
             format!("check the {place}, and restart the daemon"),
         ),
+        // A server's words where a user or a password is wrong.
+        _ if ["WRONGPASS", "NOAUTH"].iter().any(|word| tier.why.contains(word)) => Check::warn(
+            name,
+            format!("it is sick: {}", tier.why),
+            "correct the user or the password, and restart the daemon: it reads them when it starts",
+        ),
         _ => Check::warn(
             name,
             format!("it is sick: {}", tier.why),

@@ -88,6 +88,9 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         is_complete,
         "purged"
     );
+    if let Some((tier, error)) = own.first() {
+        tracing::warn!(tier, %error, hint = error.hint_text(), "a purge is not complete");
+    }
     if request.shared_stores {
         let own = own.into_iter().map(|(tier, error)| PurgedPlace { tier: tier.to_owned(), ..failed(&error) });
         reply.places = emptied.into_iter().map(place).chain(own).collect();

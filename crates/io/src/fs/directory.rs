@@ -298,6 +298,9 @@ impl Directory {
                     .hint("use a later version of forebay, or another directory")
             }),
             Err(Errno::NOENT) => Ok(None),
+            Err(error @ (Errno::ACCESS | Errno::PERM)) => Err(self
+                .failed("cannot read the directory's marker file", error.into())
+                .hint("give the daemon's user the right to enter the directory and read what is there")),
             Err(error) => Err(self.failed("cannot read the directory's marker file", error.into())),
         }
     }

@@ -158,6 +158,7 @@ struct Sweeper {
     figures_pause: Duration,
     has_failed: bool,
     has_skipped: bool,
+    has_been_beyond: bool,
 }
 
 impl Sweeper {
@@ -187,6 +188,7 @@ impl Sweeper {
             figures_pause: FIGURES_EVERY,
             has_failed: false,
             has_skipped: false,
+            has_been_beyond: false,
         }
     }
 
@@ -287,10 +289,26 @@ impl Sweeper {
         }
         let figures = self.directory.grants.figures()?;
         self.samples.saw(figures.as_ref(), clock());
+        self.warn_of_other_capacity(figures);
         let is_idle = mem::replace(&mut self.figures, figures) == figures;
         self.figures_pause = if is_idle { self.figures_pause * 2 } else { FIGURES_EVERY }.min(IDLE_FIGURES_EVERY);
         self.next_figures = Some(Instant::now() + self.figures_pause.min(self.interval));
         Ok(())
+    }
+
+    /// No host is granted more than its own capacity leaves. So what is beyond this one's is of hosts with a larger
+    /// one, or was put there by hand.
+    fn warn_of_other_capacity(&mut self, figures: Option<Figures>) {
+        let Some((figures, capacity_bytes)) = figures.zip(self.directory.grants.capacity_bytes()) else { return };
+        if figures.used_bytes > capacity_bytes && !mem::replace(&mut self.has_been_beyond, true) {
+            tracing::warn!(
+                path = %self.directory.path.display(),
+                used_bytes = figures.used_bytes,
+                capacity_bytes,
+                hint = "set the same `tier.fs.capacity_bytes` on all hosts",
+                "the shared directory holds more than this host's capacity, and this host makes room"
+            );
+        }
     }
 
     /// Bytes to remove: for the capacity, or because the volume is full before the directory is.

@@ -108,8 +108,13 @@ impl BlockingClient {
             _ if text.contains("cluster support disabled") => {
                 "set `tier.redis.mode` to `single`, or name a cluster's nodes"
             }
-            _ if text.contains("without any password") => "take the password out of the urls: the server has none",
-            "NOAUTH" | "WRONGPASS" => "check user and password in the urls",
+            _ if text.contains("without any password") => {
+                "take the password out of the configuration: the server has none"
+            }
+            "NOAUTH" | "WRONGPASS" => {
+                "check the user in the urls, and the password there or in `tier.redis.password_file`; for sentinels, \
+                 `tier.redis.sentinel_user` and the password beside it"
+            }
             "READONLY" => "try again when the server is a master, or set the url to its master",
             "ERR" => {
                 "use a server that knows the commands SCAN and UNLINK, and in a cluster CLUSTER SLOTS, CLUSTER INFO \
