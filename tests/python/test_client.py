@@ -374,9 +374,13 @@ def test_blocks_that_fit_into_no_segment_of_the_disk_are_told_of_once() -> None:
     size = 1 << 20
     with Daemon(capacity_bytes=16 << 20, ssd_bytes=64 << 20, ssd_admission="all", unit_bytes=2 << 20) as daemon:
         daemon.start()
+        serving = 'forebay_tier_state{tier="ssd",state="serving"}'
+        wait_until("the disk is open", lambda: daemon.metrics().get(serving) == 1, 30)
         client = Client(str(daemon.socket.parent), deadline=20.0)
         namespace = client.open_namespace({"model": "a"}, {0: size})
-        assert client.put(namespace, 0, blocks("a", 3, size=size)) == ["stored"] * 3
+        # A disk that has refused a block is not offered those behind it in the prompt. So these are prompts of their own.
+        for prompt in "abc":
+            assert client.put(namespace, 0, blocks(prompt, 1, size=size)) == ["stored"]
         failed = 'forebay_tier_unwritten_blocks_total{tier="ssd",reason="failed"}'
         wait_until("the disk has refused them", lambda: daemon.metrics().get(failed, 0) >= 3, 30)
         log = (daemon.directory / "daemon.log").read_text()
