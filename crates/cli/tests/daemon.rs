@@ -125,9 +125,16 @@ fn the_log_is_one_line_an_event_without_colour() {
     let daemon = start(&place, &[]);
     store(&place, "red", 1);
     let log = daemon.log();
-    assert!(!log.is_empty());
-    for line in log.lines() {
-        assert!(line.starts_with("20") && line.contains(" INFO forebay_") && !line.contains('\u{1b}'), "{line:?}");
+    let (first, rest) = log.split_once('\n').expect("lines");
+    assert!(!rest.is_empty());
+    // It tells which build runs.
+    let version = command::run(&["version"]).out;
+    let version = version.lines().next().and_then(|line| line.strip_prefix("forebay ")).expect("the program's own");
+    let of_build = format!(" INFO forebay::serve: starting version=\"{version}\"");
+    for (line, begins) in
+        std::iter::once((first, &of_build[..])).chain(rest.lines().map(|line| (line, " INFO forebay_")))
+    {
+        assert!(line.starts_with("20") && line.contains(begins) && !line.contains('\u{1b}'), "{line:?}");
     }
 }
 

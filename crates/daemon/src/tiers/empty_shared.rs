@@ -64,13 +64,17 @@ impl Tiers {
 
     /// Whether a thread of a purge has not ended.
     pub fn has_thread(&mut self) -> bool {
-        self.busy.retain(|busy| Arc::strong_count(&busy.purging) > 1);
+        self.forget_ended();
         !self.busy.is_empty()
+    }
+
+    fn forget_ended(&mut self) {
+        self.busy.retain(|busy| Arc::strong_count(&busy.purging) > 1);
     }
 
     /// False if a thread is there already.
     pub fn enter(&mut self, busy: Busy) -> bool {
-        self.busy.retain(|busy| Arc::strong_count(&busy.purging) > 1);
+        self.forget_ended();
         let is_free = !self.busy.iter().any(|other| (other.tier, &other.place) == (busy.tier, &busy.place));
         if is_free {
             self.busy.push(busy);
