@@ -374,11 +374,10 @@ def test_blocks_that_fit_into_no_segment_of_the_disk_are_told_of_once() -> None:
     size = 1 << 20
     with Daemon(capacity_bytes=16 << 20, ssd_bytes=64 << 20, ssd_admission="all", unit_bytes=2 << 20) as daemon:
         daemon.start()
-        serving = 'forebay_tier_state{tier="ssd",state="serving"}'
-        wait_until("the disk is open", lambda: daemon.metrics().get(serving) == 1, 30)
         client = Client(str(daemon.socket.parent), deadline=20.0)
         namespace = client.open_namespace({"model": "a"}, {0: size})
-        # A disk that has refused a block is not offered those behind it in the prompt. So these are prompts of their own.
+        # A disk that has refused a block is not offered those behind it in the prompt. So each of these is a prompt of
+        # its own.
         for prompt in "abc":
             assert client.put(namespace, 0, blocks(prompt, 1, size=size)) == ["stored"]
         failed = 'forebay_tier_unwritten_blocks_total{tier="ssd",reason="failed"}'

@@ -59,7 +59,7 @@ class Daemon:
         self.child: Child | None = None
 
     def start(self) -> Self:
-        """Starts it and waits until it is ready, with all of its pool."""
+        """Starts it and waits until it is ready, with all of its pool and its disk."""
         self.launch()
         self.wait_ready()
         return self
@@ -76,7 +76,7 @@ class Daemon:
         def is_ready() -> bool:
             if not self.running.is_running():
                 raise self.running.failure(f"ended with status {self.running.status}")
-            return self.status("/readyz") == 200 and self._is_populated()
+            return self.status("/readyz") == 200 and self._is_complete()
 
         wait_until("the daemon is ready", is_ready, seconds)
 
@@ -164,10 +164,11 @@ class Daemon:
         patience = {"lookup_deadline_ms": 20_000.0, "promotion_lag": 1e6, "restock_ms": 20_000.0}
         return self.connector(None, **patience, **options)
 
-    def _is_populated(self) -> bool:
-        """It serves from the first unit of memory on, and evicts where all that is there is full."""
+    def _is_complete(self) -> bool:
+        """It serves from the first unit of memory on, and without the disk until the disk's index is read."""
         metrics = self.metrics()
-        return metrics["forebay_pool_populated_bytes"] == metrics["forebay_pool_capacity_bytes"]
+        is_populated = metrics["forebay_pool_populated_bytes"] == metrics["forebay_pool_capacity_bytes"]
+        return is_populated and metrics.get('forebay_tier_state{tier="ssd",state="opening"}', 0) == 0
 
     def _ask(self, *command: str) -> dict[str, Any]:
         argv = [str(self.binary), *command, "--json"]
