@@ -28,6 +28,30 @@ pub fn readable_by_all() -> Vec<PathBuf> {
     WARNED.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
 }
 
+/// A file that holds a secret, for those who read it again when it was replaced.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SecretFile {
+    key: &'static str,
+    path: PathBuf,
+}
+
+impl SecretFile {
+    /// `key` is the setting that names the file.
+    pub fn new(key: &'static str, path: PathBuf) -> SecretFile {
+        SecretFile { key, path }
+    }
+
+    /// As it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// See [`read_secret`].
+    pub fn read(&self) -> Result<String> {
+        read_secret(self.key, &self.path)
+    }
+}
+
 /// The file's text without one newline at its end. Errors name the key and the file.
 pub fn read_secret(key: &'static str, path: &Path) -> Result<String> {
     let bytes = read_file(key, path)?;

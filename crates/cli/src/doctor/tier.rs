@@ -119,7 +119,8 @@ fn served(tier: &TierInfo, is_shared: bool) -> Check {
         _ if ["WRONGPASS", "NOAUTH"].iter().any(|word| tier.why.contains(word)) => Check::warn(
             name,
             format!("it is sick: {}", tier.why),
-            "correct the user or the password, and restart the daemon: it reads them when it starts",
+            "correct the file of the password, which the daemon reads again by itself; or correct the configuration, and \
+             restart the daemon",
         ),
         _ => Check::warn(
             name,

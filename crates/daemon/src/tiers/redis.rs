@@ -1,7 +1,7 @@
 //! The entry of Redis and Valkey in `ALL`, the list of tiers.
 
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use forebay_core::tiers::Admission;
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
-use forebay_io::redis::{Credentials, Mode, Redis, RedisConfig, SentinelConfig, TlsConfig};
-use forebay_io::secret_file::read_secret;
+use forebay_io::redis::{Credentials, Mode, Password, Redis, RedisConfig, SentinelConfig, TlsConfig};
+use forebay_io::secret_file::SecretFile;
 use forebay_io::uring::Region;
 use forebay_io::{Demand, StoreReport};
 use toml::Value;
@@ -28,7 +28,8 @@ settings! {
         /// `user@` with a `password_file`, and `/number` of a database after it.
         urls: Vec<ServerUrl> = Vec::new();
         /// File with the password for the servers in `urls`, whose URLs then name a user at most. The password stands
-        /// alone in the file; one newline at its end is not part of it. The daemon reads the file when it starts.
+        /// alone in the file; one newline at its end is not part of it. The daemon reads the file when it starts, and
+        /// again if a connection fails after the file was replaced.
         password_file: Option<PathBuf> = None;
         /// How the servers named by `urls` belong together.
         mode: Mode = Mode::Single;
@@ -100,7 +101,7 @@ impl TierSpec for TierRedis {
     }
 
     fn demands(&self) -> Vec<Demand> {
-        let Ok(config) = settings(self, |_, _| Ok(String::new())) else { return Vec::new() };
+        let config = settings(self);
         let mut demands = config.demands(SECTION);
         if self.is_configured() {
             let is_one = self.sentinel_password.is_none() || self.sentinel_password_file.is_none();
@@ -140,15 +141,15 @@ impl TierSpec for TierRedis {
     }
 
     fn check(&self) -> Result<()> {
-        settings(self, read_secret)?.check()
+        settings(self).check()
     }
 
     fn examine(&self) -> Vec<Result<String>> {
-        settings(self, read_secret).map_or_else(|error| vec![Err(error)], |config| forebay_io::redis::examine(&config))
+        forebay_io::redis::examine(&settings(self))
     }
 
     fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
-        Ok(Box::new(RedisConfig { sealing: sealing.clone(), ..settings(self, read_secret)? }))
+        Ok(Box::new(RedisConfig { sealing: sealing.clone(), ..settings(self) }))
     }
 }
 
@@ -179,16 +180,14 @@ impl Driven for Redis {
 /// What stands before each key.
 const SECTION: &str = "tier.redis.";
 
-/// `read` gives the secret that is in a file: the file's key, and its path.
-fn settings(config: &TierRedis, read: impl Fn(&'static str, &Path) -> Result<String>) -> Result<RedisConfig> {
-    let secret = |key, file: &Option<PathBuf>| file.as_deref().map(|file| read(key, file)).transpose();
-    let password = secret("tier.redis.password_file", &config.password_file)?;
-    let sentinel_password = secret("tier.redis.sentinel_password_file", &config.sentinel_password_file)?;
-    let credentials = Credentials {
-        user: config.sentinel_user.clone(),
-        password: sentinel_password.or_else(|| config.sentinel_password.as_ref().map(|secret| secret.0.clone())),
-    };
-    Ok(RedisConfig {
+fn settings(config: &TierRedis) -> RedisConfig {
+    let in_file =
+        |key, file: &Option<PathBuf>| file.as_ref().map(|file| Password::File(SecretFile::new(key, file.clone())));
+    let password = in_file("tier.redis.password_file", &config.password_file);
+    let sentinel_password = in_file("tier.redis.sentinel_password_file", &config.sentinel_password_file);
+    let given = || config.sentinel_password.as_ref().map(|secret| Password::Text(secret.0.clone()));
+    let credentials = Credentials { user: config.sentinel_user.clone(), password: sentinel_password.or_else(given) };
+    RedisConfig {
         mode: config.mode,
         credentials: Credentials { user: None, password },
         sentinel: SentinelConfig { master: config.sentinel_master.clone(), credentials, is_tls: config.sentinel_tls },
@@ -206,7 +205,7 @@ fn settings(config: &TierRedis, read: impl Fn(&'static str, &Path) -> Result<Str
         connect_timeout: Duration::from_millis(config.connect_timeout_ms),
         operation_timeout: Duration::from_millis(config.operation_timeout_ms),
         ..RedisConfig::new(config.urls.iter().map(|url| url.0.clone()).collect())
-    })
+    }
 }
 
 impl Setting for Mode {

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 
 use forebay_core::{Error, Result};
 
+use crate::secret_file::SecretFile;
+
 const DEFAULT_PORT: u16 = 6379;
 
 /// What a URL can be, for people.
@@ -69,18 +71,52 @@ impl fmt::Display for Address {
 }
 
 /// Credentials for a server.
-#[derive(Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Credentials {
     /// None for the server's default user.
     pub user: Option<String>,
-    /// Never printed. None for a server that requires none.
-    pub password: Option<String>,
+    /// None for a server that requires none.
+    pub password: Option<Password>,
 }
 
-impl fmt::Debug for Credentials {
+/// A password, or where it stands.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Password {
+    /// The password itself; never printed.
+    Text(String),
+    /// It is read again after a connection has failed, if it was replaced.
+    File(SecretFile),
+}
+
+impl Password {
+    pub(super) fn file(&self) -> Option<PathBuf> {
+        match self {
+            Password::Text(_) => None,
+            Password::File(file) => Some(file.path().to_owned()),
+        }
+    }
+
+    pub(super) fn read(&self) -> Result<String> {
+        match self {
+            Password::Text(text) => Ok(text.clone()),
+            Password::File(file) => file.read(),
+        }
+    }
+}
+
+impl From<&str> for Password {
+    fn from(text: &str) -> Password {
+        Password::Text(text.to_owned())
+    }
+}
+
+/// Never printed.
+impl fmt::Debug for Password {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let password = self.password.as_ref().map(|_| "***");
-        f.debug_struct("Credentials").field("user", &self.user).field("password", &password).finish()
+        match self {
+            Password::Text(_) => f.write_str(MASK),
+            Password::File(file) => file.fmt(f),
+        }
     }
 }
 
@@ -162,7 +198,7 @@ fn split_credentials(rest: &str) -> Result<(Credentials, &str), &'static str> {
     if password.as_deref() == Some(MASK) {
         return Err("its password is `***`, which commands print in the place of a password");
     }
-    Ok((Credentials { user, password }, place))
+    Ok((Credentials { user, password: password.map(Password::Text) }, place))
 }
 
 /// Decodes `%xx`.
@@ -231,7 +267,7 @@ mod tests {
         let tls = url("rediss://reader:p%40ss:w@cache:1");
         assert!(tls.is_tls);
         assert_eq!(tls.credentials.user.as_deref(), Some("reader"));
-        assert_eq!(tls.credentials.password.as_deref(), Some("p@ss:w"));
+        assert_eq!(tls.credentials.password, Some(Password::from("p@ss:w")));
         assert_eq!(url("redis://:secret@cache").credentials.user, None);
         let user = url("redis://reader@cache").credentials;
         assert_eq!((user.user.as_deref(), user.password), (Some("reader"), None), "its password may come from a file");

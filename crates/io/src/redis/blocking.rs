@@ -18,7 +18,6 @@ use super::connection::{self, Greeting};
 use super::resp::{self, Reply};
 use super::send_buffer::SendBuffer;
 use super::shared::Inbox;
-use super::tls::Tls;
 use super::transport::Transport;
 use crate::uring::Region;
 
@@ -42,10 +41,11 @@ impl BlockingClient {
     pub fn connect(
         address: &Address,
         access: &Access,
-        greeting: &Greeting,
+        greet: impl Fn() -> Greeting,
         config: &RedisConfig,
     ) -> Result<(BlockingClient, Reply)> {
-        access.tls.iter().for_each(Tls::renew);
+        access.renew();
+        let greeting = greet();
         let due = Instant::now() + config.connect_timeout;
         let hint = match access.tls {
             Some(_) => "check the server, and whether it speaks TLS on this port, and try again when it answers",

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use forebay_core::{BlockKey, Error, Result, size};
 
-use super::address::{Address, Credentials, FORMS, MASK, Url, without_password};
+use super::address::{Address, Credentials, FORMS, MASK, Password, Url, without_password};
 use super::name;
+use super::replaceable::Replaceable;
 use super::tls::Tls;
 use crate::demand::{self, Demand, LONGEST_MS};
 use crate::header::Sealing;
@@ -207,7 +208,7 @@ impl RedisConfig {
             ),
             Demand::new(
                 key("sentinel_password"),
-                password.as_deref() != Some(MASK),
+                *password != Some(Password::from(MASK)),
                 format!("be the password itself, not the `{MASK}` that commands print in its place"),
             ),
         ]);
@@ -233,7 +234,7 @@ impl RedisConfig {
         let is_unix = matches!(first.address, Address::Unix(_));
         let Credentials { user, password } = &first.credentials;
         let is_given = self.credentials.password.is_some();
-        let is_given_twice = is_given && password.as_ref().is_some_and(|password| !password.is_empty());
+        let is_given_twice = is_given && password.as_ref().is_some_and(|password| *password != Password::from(""));
         let is_known = user.is_none() || password.is_some() || is_given;
         vec![
             demand(
@@ -275,11 +276,34 @@ pub(super) struct Settings {
     pub database: u32,
 }
 
-/// Credentials and TLS settings.
+/// Credentials and TLS settings, as their files hold them now.
 #[derive(Clone)]
 pub(super) struct Access {
-    pub credentials: Credentials,
+    pub user: Option<String>,
+    pub password: Option<Replaceable<String>>,
     pub tls: Option<Tls>,
+}
+
+impl Access {
+    fn of(credentials: &Credentials, tls: Option<Tls>) -> Result<Access> {
+        let password = credentials.password.clone().map(|password| {
+            let paths = password.clone();
+            Replaceable::new("the password", move || paths.file().into_iter().collect(), move || password.read())
+        });
+        Ok(Access { user: credentials.user.clone(), password: password.transpose()?, tls })
+    }
+
+    /// Reads again what was replaced. Waits for the disk.
+    pub fn renew(&self) {
+        self.password.iter().for_each(Replaceable::renew);
+        self.tls.iter().for_each(|tls| tls.files.renew());
+    }
+
+    /// The same on other threads, for the next connection but one.
+    pub fn renew_aside(&self) {
+        self.password.iter().for_each(Replaceable::renew_aside);
+        self.tls.iter().for_each(|tls| tls.files.renew_aside());
+    }
 }
 
 impl Settings {
@@ -291,13 +315,12 @@ impl Settings {
         demand::check(config.joint_demands(""))?;
         demand::check(config.demands(""))?;
         let tls = |is_wanted: bool| is_wanted.then(|| Tls::of(&config.tls)).transpose();
-        let access = Access { credentials: credentials(config, first), tls: tls(first.is_tls)? };
+        let access = Access::of(&credentials(config, first), tls(first.is_tls)?)?;
         let sentinel_access = match &config.mode {
             Mode::Single | Mode::Cluster => access.clone(),
-            Mode::Sentinel => Access {
-                credentials: config.sentinel.credentials.clone(),
-                tls: tls(config.sentinel.is_tls.unwrap_or(first.is_tls))?,
-            },
+            Mode::Sentinel => {
+                Access::of(&config.sentinel.credentials, tls(config.sentinel.is_tls.unwrap_or(first.is_tls))?)?
+            }
         };
         Ok(Settings {
             addresses: urls.iter().map(|url| url.address.clone()).collect(),
@@ -332,10 +355,13 @@ mod tests {
         let missing = Some(PathBuf::from("/nowhere/ca.pem"));
         let of_sentinels = |user: Option<&str>, password: Option<&str>| {
             let [user, password] = [user, password].map(|text| text.map(str::to_owned));
-            SentinelConfig { credentials: Credentials { user, password }, ..SentinelConfig::default() }
+            SentinelConfig {
+                credentials: Credentials { user, password: password.map(Password::Text) },
+                ..SentinelConfig::default()
+            }
         };
         let watched = |sentinel| SentinelConfig { master: "blocks".into(), ..sentinel };
-        let given = Credentials { user: None, password: Some("secret".to_owned()) };
+        let given = Credentials { user: None, password: Some("secret".into()) };
         let bad = [
             config(&[]),
             config(&["redis://a", "redis://b"]),
@@ -371,12 +397,12 @@ mod tests {
     #[test]
     fn the_urls_user_gets_the_password_that_is_given_beside_them() {
         let credentials = |url: &str, password: Option<&str>, mode| {
-            let given = Credentials { user: None, password: password.map(str::to_owned) };
+            let given = Credentials { user: None, password: password.map(Password::from) };
             let master = if mode == Mode::Sentinel { "blocks" } else { "" };
             let sentinel = SentinelConfig { master: master.to_owned(), ..SentinelConfig::default() };
             let config = RedisConfig { credentials: given, mode, sentinel, ..config(&[url]) };
-            let Credentials { user, password } = Settings::of(&config).unwrap().access.credentials;
-            (user.unwrap_or_default(), password)
+            let Access { user, password, .. } = Settings::of(&config).unwrap().access;
+            (user.unwrap_or_default(), password.as_ref().map(Replaceable::get))
         };
         let of = |user: &str, password: &str| (user.to_owned(), Some(password.to_owned()));
         for mode in [Mode::Single, Mode::Cluster, Mode::Sentinel] {
@@ -403,8 +429,8 @@ mod tests {
         ] {
             let settings = settings(url, is_tls);
             assert_eq!((settings.access.tls.is_some(), settings.sentinel_access.tls.is_some()), expected, "{url}");
-            assert_eq!(settings.access.credentials.password.as_deref(), Some("p"));
-            assert_eq!(settings.sentinel_access.credentials.password, None, "a master's password is not a sentinel's");
+            assert_eq!(settings.access.password.map(|password| password.get()).as_deref(), Some("p"));
+            assert!(settings.sentinel_access.password.is_none(), "a master's password is not a sentinel's");
         }
     }
 }

@@ -29,7 +29,6 @@ use super::name::{self, SLOTS};
 use super::node::Node;
 use super::report::Counters;
 use super::shared::{Inbox, Outbox, Queue, Said, State};
-use super::tls::Tls;
 use super::topology::{Discovery, Found, authenticate};
 use crate::uring::Region;
 
@@ -58,7 +57,6 @@ pub(super) struct EventLoop {
     outbox: Arc<Outbox>,
     connections: usize,
     epoll: OwnedFd,
-    greeting: Greeting,
     nodes: Vec<Node>,
     discovery: Option<Discovery>,
     /// The node of each slot of a cluster.
@@ -95,7 +93,6 @@ impl EventLoop {
         epoll::add(&epoll, inbox.waker_fd(), EventData::new_u64(INBOX), EventFlags::IN)?;
         let now = Instant::now();
         let mut event_loop = EventLoop {
-            greeting: greeting(settings),
             discovery: Discovery::new(settings, now),
             slots: vec![NOBODY; usize::from(SLOTS)],
             settings: settings.clone(),
@@ -271,7 +268,7 @@ impl EventLoop {
             Use::Failed => place.dialer.failed(),
         }
         if was == Use::Failed {
-            self.settings.access.tls.iter().for_each(Tls::renew_aside);
+            self.settings.access.renew_aside();
         }
         place.links[link].backoff.ended(now, was, &mut self.random);
         let why = format!("{}: {why}", place.dialer.address);
@@ -288,8 +285,8 @@ impl EventLoop {
         let Some(discovery) = &mut self.discovery else { return };
         let why = format!("cannot find the servers: {}: {why}", discovery.asked());
         discovery.failed(Instant::now(), &mut self.random);
-        let Settings { access, sentinel_access, .. } = &*self.settings;
-        [access, sentinel_access].into_iter().filter_map(|access| access.tls.as_ref()).for_each(Tls::renew_aside);
+        self.settings.access.renew_aside();
+        self.settings.sentinel_access.renew_aside();
         self.counters.failed_connects += 1;
         self.outbox.done().last_error = Some((why, Instant::now()));
     }
@@ -464,7 +461,8 @@ impl EventLoop {
 
     fn connect(&mut self, now: Instant) {
         for at in 0..self.nodes.len() {
-            for (link, begun) in self.nodes[at].begin(now, &self.settings, &self.greeting, &self.inbox) {
+            let greet = || greeting(&self.settings);
+            for (link, begun) in self.nodes[at].begin(now, &self.settings, greet, &self.inbox) {
                 match begun {
                     Ok(()) => {
                         let connection = self.nodes[at].links[link].connection.as_ref().expect("it has just begun");

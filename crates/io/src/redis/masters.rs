@@ -12,7 +12,6 @@ use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
 use super::address::Address;
 use super::blocking::BlockingClient;
 use super::config::{Mode, RedisConfig, Settings};
-use super::connection::Greeting;
 use super::event_loop::greeting;
 use super::name::SLOTS;
 use super::resp::{self, Reply};
@@ -42,7 +41,7 @@ pub fn examine(config: &RedisConfig) -> Vec<Result<String>> {
 }
 
 fn answers(address: &Address, settings: &Settings) -> Result<String> {
-    let (mut client, _) = BlockingClient::connect(address, &settings.access, &greeting(settings), &settings.config)?;
+    let (mut client, _) = BlockingClient::connect(address, &settings.access, || greeting(settings), &settings.config)?;
     // A name as a block has it, of no block.
     let hash = BlockHash::new(&[0; BlockHash::MAX_LEN])?;
     let mut name = Vec::new();
@@ -138,14 +137,14 @@ struct Told {
 /// well, whose map has all slots, or a sentinel whose master is none that has become a replica. Takes `connect_timeout`
 /// and `operation_timeout` once, in a cluster [`ROUNDS`] times at most.
 pub(super) fn masters(settings: &Settings) -> Result<Masters> {
-    let Some(question) = question(settings) else {
+    if settings.config.mode == Mode::Single {
         let found = vec![Found::Master(settings.addresses[0].clone())];
         return Ok(Masters { found, ..Masters::default() });
-    };
+    }
     let (mut tellers, mut masters, mut failure) = (settings.addresses.clone(), Masters::default(), None);
     let (mut asked, mut is_believed) = (0, false);
     for _ in 0..ROUNDS {
-        let told = at_once(&tellers[asked..], |teller| tell(teller, &question, settings));
+        let told = at_once(&tellers[asked..], |teller| tell(teller, settings));
         asked = tellers.len();
         for told in told {
             match told {
@@ -177,14 +176,15 @@ pub(super) fn at_once<A: Send, T: Send>(servers: impl IntoIterator<Item = A>, as
     })
 }
 
-fn tell(teller: &Address, question: &Greeting, settings: &Settings) -> Result<Told> {
+fn tell(teller: &Address, settings: &Settings) -> Result<Told> {
     let cannot = |why: String| {
         Error::new(ErrorKind::Unavailable, "cannot find the masters")
             .with("server", teller)
             .source(why)
             .hint("check the server, `tier.redis.urls` and `tier.redis.mode`")
     };
-    let (mut client, answer) = BlockingClient::connect(teller, &settings.sentinel_access, question, &settings.config)?;
+    let (mut client, answer) =
+        BlockingClient::connect(teller, &settings.sentinel_access, || question(settings), &settings.config)?;
     let found = found(&answer, teller).map_err(cannot)?;
     let (doubt, epoch, replicas) = match &found {
         Found::Master(address) => {
@@ -236,7 +236,7 @@ pub(super) fn asked(client: &mut BlockingClient, command: &[&[u8]]) -> Result<Re
 
 /// An error if the master of a sentinel is none. One that cannot be asked may be one: whoever needs it will see.
 fn role_of(address: &Address, settings: &Settings) -> Result<(), String> {
-    let connected = BlockingClient::connect(address, &settings.access, &greeting(settings), &settings.config);
+    let connected = BlockingClient::connect(address, &settings.access, || greeting(settings), &settings.config);
     let role = connected.and_then(|(mut client, _)| asked(&mut client, ROLE));
     is_master(role.ok().as_ref()).map_err(|why| format!("it names {address}: {why}"))
 }

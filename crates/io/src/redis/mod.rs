@@ -22,6 +22,7 @@ mod name;
 mod node;
 mod purge;
 mod refusing;
+mod replaceable;
 mod replicas;
 mod report;
 mod resp;
@@ -32,7 +33,7 @@ mod tls;
 mod topology;
 mod transport;
 
-pub use address::{Credentials, MASK, shown_place};
+pub use address::{Credentials, MASK, Password, shown_place};
 pub use config::{Mode, RedisConfig, SentinelConfig, TlsConfig, VALUE_BYTES};
 pub use masters::examine;
 pub use report::{Counters, RedisReport};

@@ -225,7 +225,7 @@ impl Node {
         &mut self,
         now: Instant,
         settings: &Settings,
-        greeting: &Greeting,
+        greet: impl Fn() -> Greeting,
         inbox: &Arc<Inbox>,
     ) -> Vec<(usize, Result<(), String>)> {
         let mut begun = Vec::new();
@@ -236,7 +236,7 @@ impl Node {
             match self.dialer.begin(settings.config.socket_buffer_bytes, settings.access.tls.as_ref(), inbox) {
                 Ok(Some(transport)) => {
                     let due = now + settings.config.connect_timeout;
-                    link.connection = Some(Connection::new(transport, self.dialer.address.clone(), greeting, due));
+                    link.connection = Some(Connection::new(transport, self.dialer.address.clone(), &greet(), due));
                     begun.push((at, Ok(())));
                 }
                 Ok(None) => break,

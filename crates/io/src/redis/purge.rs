@@ -116,7 +116,7 @@ impl Master<'_> {
         let (mut client, _) = BlockingClient::connect(
             self.address,
             &self.settings.access,
-            &greeting(self.settings),
+            || greeting(self.settings),
             &self.settings.config,
         )?;
         self.look_for_moves(&mut client)?;

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Those of the replicas that say that they are masters. Takes the time to connect and one request.
 pub(super) fn promoted(masters: &Masters, settings: &Settings) -> Vec<Address> {
     let is_master = |address: &Address| {
-        let connected = BlockingClient::connect(address, &settings.access, &greeting(settings), &settings.config);
+        let connected = BlockingClient::connect(address, &settings.access, || greeting(settings), &settings.config);
         // One that does not tell is no master here. `wait` asks it again, and says why it cannot be asked.
         let told = connected.and_then(|(mut client, _)| asked(&mut client, ROLE)).ok();
         (role(told.as_ref()) == Some("master")).then(|| address.clone())
@@ -88,7 +88,9 @@ impl Named {
     fn ask(&mut self, settings: &Settings) -> Result<Reply> {
         let mut client = match self.client.take() {
             Some(client) => client,
-            None => BlockingClient::connect(&self.address, &settings.access, &greeting(settings), &settings.config)?.0,
+            None => {
+                BlockingClient::connect(&self.address, &settings.access, || greeting(settings), &settings.config)?.0
+            }
         };
         let reply = asked(&mut client, REPLICATION)?;
         self.client = Some(client);

@@ -1,14 +1,8 @@
-//! The certificates and the key of TLS connections, from files that may be replaced at any time.
-//!
-//! Invariants: an event loop reads no file; [`Tls::renew_aside`] reads on a thread of its own, of which there is one at
-//! a time. Files that cannot be read, or do not belong together, change nothing: what was read before stays in use.
+//! The certificates and the key of TLS connections.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
-use std::{fs, io, thread};
+use std::sync::Arc;
+use std::{fs, io};
 
 use forebay_core::{Error, ErrorKind, Result};
 use rustls::pki_types::pem::PemObject;
@@ -16,8 +10,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 
 use super::config::TlsConfig;
+use super::replaceable::Replaceable;
 use crate::secret_file;
-use crate::seldom::Seldom;
 
 /// The machine's trusted certificates, on Debian and on Red Hat.
 const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
@@ -25,26 +19,10 @@ const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/
 /// TLS settings.
 #[derive(Clone)]
 pub(super) struct Tls {
-    files: Arc<Files>,
+    pub files: Replaceable<Arc<ClientConfig>>,
     /// Replaces the host's name.
     pub server_name: Option<ServerName<'static>>,
 }
-
-struct Files {
-    config: TlsConfig,
-    read: Mutex<Read>,
-    is_reading: AtomicBool,
-    warnings: Seldom,
-}
-
-/// What was read last.
-struct Read {
-    client: Arc<ClientConfig>,
-    stamps: Stamps,
-}
-
-/// Device, inode, length and time of change of each file; none of one that cannot be found.
-type Stamps = Vec<Option<(u64, u64, u64, i64, i64)>>;
 
 impl Tls {
     pub fn of(config: &TlsConfig) -> Result<Tls> {
@@ -54,81 +32,15 @@ impl Tls {
             })
         };
         let server_name = config.server_name.as_ref().map(name).transpose()?;
-        let read = Mutex::new(Read::of(config)?);
-        let files =
-            Files { config: config.clone(), read, is_reading: AtomicBool::new(false), warnings: Seldom::default() };
-        Ok(Tls { files: Arc::new(files), server_name })
-    }
-
-    /// For new connections.
-    pub fn client(&self) -> Arc<ClientConfig> {
-        self.files.read().client.clone()
-    }
-
-    /// Reads the files again if they were replaced. Waits for the disk.
-    pub fn renew(&self) {
-        self.files.renew();
-    }
-
-    /// The same on another thread, for the next connection but one.
-    pub fn renew_aside(&self) {
-        if self.files.is_reading.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let files = self.files.clone();
-        let renew = move || {
-            files.renew();
-            files.is_reading.store(false, Ordering::Release);
-        };
-        // Where a host gives no thread, there is another time.
-        if thread::Builder::new().name("redis-tls-files".to_string()).spawn(renew).is_err() {
-            self.files.is_reading.store(false, Ordering::Release);
-        }
+        let (for_paths, for_read) = (config.clone(), config.clone());
+        let read = move || Ok(Arc::new(client(&for_read)?));
+        Ok(Tls { files: Replaceable::new("TLS", move || files(&for_paths), read)?, server_name })
     }
 }
 
-impl Files {
-    fn renew(&self) {
-        if self.read().stamps == stamps(&self.config) {
-            return;
-        }
-        match Read::of(&self.config) {
-            Ok(read) => {
-                *self.read() = read;
-                tracing::info!(tier = "redis", "the files of TLS were replaced; new connections use them");
-            }
-            Err(error) if self.warnings.add(Instant::now()).is_some() => {
-                tracing::warn!(
-                    tier = "redis",
-                    %error,
-                    hint = error.hint_text(),
-                    "cannot use the files of TLS that were replaced; what they held before stays in use"
-                );
-            }
-            Err(_) => {}
-        }
-    }
-
-    fn read(&self) -> MutexGuard<'_, Read> {
-        self.read.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Read {
-    /// The stamps are older than what is read: a file that is replaced meanwhile is read once more.
-    fn of(config: &TlsConfig) -> Result<Read> {
-        let stamps = stamps(config);
-        Ok(Read { client: Arc::new(client(config)?), stamps })
-    }
-}
-
-fn stamps(config: &TlsConfig) -> Stamps {
-    let stamp = |path: PathBuf| {
-        let metadata = fs::metadata(path).ok()?;
-        Some((metadata.dev(), metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
-    };
+fn files(config: &TlsConfig) -> Vec<PathBuf> {
     let files = [authorities(config), config.certificate_file.clone(), config.key_file.clone()];
-    files.into_iter().flatten().map(stamp).collect()
+    files.into_iter().flatten().collect()
 }
 
 /// The file that lists whom to trust.

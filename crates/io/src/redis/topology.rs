@@ -15,6 +15,7 @@ use super::config::{Access, Mode, Settings};
 use super::connect::{Backoff, Dialer, Use};
 use super::connection::{Connection, Greeting};
 use super::name::SLOTS;
+use super::replaceable::Replaceable;
 use super::resp::Reply;
 use super::shared::Inbox;
 
@@ -64,10 +65,8 @@ pub(super) struct Discovery {
     dialers: Vec<Dialer>,
     configured: usize,
     at: usize,
-    greeting: Greeting,
     mode: Mode,
-    /// What the master that a sentinel names is asked, and that master, while it is.
-    role: Greeting,
+    /// The master that a sentinel names, while it is asked for its role.
     named: Option<Dialer>,
     is_wanted: bool,
     /// Whether the next question goes to the next server. However often that is said between two questions, it is one
@@ -81,20 +80,11 @@ pub(super) struct Discovery {
 impl Discovery {
     /// `None` if there is nothing to discover.
     pub fn new(settings: &Settings, now: Instant) -> Option<Discovery> {
-        let mut greeting = question(settings)?;
-        if settings.config.mode == Mode::Cluster {
-            greeting.say(CLUSTER_INFO);
-        }
-        let mut role = Greeting::default();
-        authenticate(&settings.access, &mut role);
-        role.say(ROLE);
-        Some(Discovery {
+        (settings.config.mode != Mode::Single).then(|| Discovery {
             dialers: settings.addresses.iter().cloned().map(Dialer::new).collect(),
             configured: settings.addresses.len(),
             at: 0,
-            greeting,
             mode: settings.config.mode,
-            role,
             named: None,
             is_wanted: true,
             is_doubted: false,
@@ -144,14 +134,16 @@ impl Discovery {
         if self.named.is_none() && std::mem::take(&mut self.is_doubted) {
             self.at = (self.at + 1) % self.dialers.len();
         }
-        let (dialer, greeting, access) = match &mut self.named {
-            Some(named) => (named, &self.role, &settings.access),
-            None => (&mut self.dialers[self.at], &self.greeting, &settings.sentinel_access),
+        let is_named = self.named.is_some();
+        let (dialer, access) = match &mut self.named {
+            Some(named) => (named, &settings.access),
+            None => (&mut self.dialers[self.at], &settings.sentinel_access),
         };
         let tls = access.tls.as_ref();
         let Some(transport) = dialer.begin(settings.config.socket_buffer_bytes, tls, inbox)? else { return Ok(false) };
         let due = now + settings.config.connect_timeout;
-        self.connection = Some(Connection::new(transport, dialer.address.clone(), greeting, due));
+        let greeting = if is_named { role_question(settings) } else { found_question(settings) };
+        self.connection = Some(Connection::new(transport, dialer.address.clone(), &greeting, due));
         Ok(true)
     }
 
@@ -213,24 +205,42 @@ impl Discovery {
     }
 }
 
-/// The greeting whose last reply tells where the servers are, for [`found`]; `None` if no question is needed.
-pub(super) fn question(settings: &Settings) -> Option<Greeting> {
+/// The greeting whose last reply tells where the servers are, for [`found`].
+pub(super) fn question(settings: &Settings) -> Greeting {
     let mut greeting = Greeting::default();
     authenticate(&settings.sentinel_access, &mut greeting);
     match settings.config.mode {
-        Mode::Single => return None,
+        Mode::Single => {}
         Mode::Sentinel => {
             let master = settings.config.sentinel.master.as_bytes();
             greeting.say(&[b"SENTINEL", b"get-master-addr-by-name", master]);
         }
         Mode::Cluster => greeting.say(&[b"CLUSTER", b"SLOTS"]),
     }
-    Some(greeting)
+    greeting
+}
+
+/// The same, and whether the teller's cluster is well.
+fn found_question(settings: &Settings) -> Greeting {
+    let mut greeting = question(settings);
+    if settings.config.mode == Mode::Cluster {
+        greeting.say(CLUSTER_INFO);
+    }
+    greeting
+}
+
+/// What the master that a sentinel names is asked.
+fn role_question(settings: &Settings) -> Greeting {
+    let mut greeting = Greeting::default();
+    authenticate(&settings.access, &mut greeting);
+    greeting.say(ROLE);
+    greeting
 }
 
 /// Appends the commands that authenticate.
 pub(super) fn authenticate(access: &Access, greeting: &mut Greeting) {
-    match (&access.credentials.user, &access.credentials.password) {
+    let password = access.password.as_ref().map(Replaceable::get);
+    match (&access.user, password) {
         (Some(user), Some(password)) => greeting.say(&[b"AUTH", user.as_bytes(), password.as_bytes()]),
         (None, Some(password)) => greeting.say(&[b"AUTH", password.as_bytes()]),
         _ => {}

@@ -67,7 +67,7 @@ impl Transport {
             Some(name) => name.clone(),
             None => ServerName::try_from(host.to_string()).map_err(|error| error.to_string())?,
         };
-        let session = ClientConnection::new(tls.client(), name).map_err(|error| error.to_string())?;
+        let session = ClientConnection::new(tls.files.get(), name).map_err(|error| error.to_string())?;
         Ok(Transport { tls: Some(Box::new(session)), wake: Wake::AtOnce, ..self })
     }
 

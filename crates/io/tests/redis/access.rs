@@ -8,7 +8,8 @@ use forebay_core::ErrorKind;
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Health, Outcome, Tier};
 use forebay_io::StoreReport;
-use forebay_io::redis::{Credentials, Mode, Redis, RedisConfig, examine};
+use forebay_io::redis::{Credentials, Mode, Password, Redis, RedisConfig, examine};
+use forebay_io::secret_file::SecretFile;
 use forebay_io::uring::Region;
 
 use crate::bed::{Bed, config, key, loaded, name_of};
@@ -64,10 +65,40 @@ fn a_user_may_stand_in_the_urls_while_its_password_comes_from_elsewhere() {
     let server = Server::on_port(Kind::Valkey, &[]);
     server.admin().must(&["ACL", "SETUSER", "cache", "on", ">w:rd", "~forebay:*", "+@all"]);
     for who in ["cache", "cache:"] {
-        let credentials = Credentials { user: None, password: Some("w:rd".to_string()) };
+        let credentials = Credentials { user: None, password: Some("w:rd".into()) };
         let mut bed = Bed::ready(&RedisConfig { credentials, ..with_password(&server, who) });
         bed.store_all([1], 4096);
         assert_eq!(bed.look(1, 4096), loaded(1, 4096), "{who}");
+    }
+}
+
+/// First the server has a new password, then the file. Connections that there were are closed.
+#[test]
+fn a_password_that_is_replaced_in_its_file_needs_no_restart() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("password");
+    for kind in BOTH {
+        std::fs::write(&file, "old\n").unwrap();
+        let server = Server::on_port(kind, &["--requirepass", "old"]);
+        let mut admin = server.admin();
+        admin.must(&["AUTH", "old"]);
+        let password = Some(Password::File(SecretFile::new("password_file", file.clone())));
+        let config = RedisConfig { credentials: Credentials { user: None, password }, ..config(&server.tcp_url()) };
+        let mut bed = Bed::ready(&config);
+        bed.store_all([1], 4096);
+        admin.must(&["CONFIG", "SET", "requirepass", "new"]);
+        admin.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        let mut is_well = || {
+            bed.turn();
+            bed.redis.health() == Health::Healthy
+        };
+        until(|| !is_well(), || format!("{kind:?} takes the old password"));
+        assert!(examine(&config)[0].is_err());
+        std::fs::write(home.path().join("new"), "new\n").unwrap();
+        std::fs::rename(home.path().join("new"), &file).unwrap();
+        until(is_well, || format!("{kind:?}: the new password is not used"));
+        assert_eq!(bed.look(1, 4096), loaded(1, 4096));
+        assert!(examine(&config)[0].is_ok());
     }
 }
 

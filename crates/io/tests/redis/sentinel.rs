@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Health, Tier};
-use forebay_io::redis::{Credentials, Mode, RedisConfig, SentinelConfig};
+use forebay_io::redis::{Credentials, Mode, Password, RedisConfig, SentinelConfig};
 use rustix::process::Signal;
 
 use crate::bed::{Bed, config, loaded};
@@ -59,8 +59,7 @@ fn the_master_is_found_through_sentinels_and_followed_when_it_changes() {
 
 /// Of a master with the password `master's`, seen by `sentinel`.
 fn watched(sentinel: &Server, user: Option<&str>, password: Option<&str>) -> RedisConfig {
-    let [user, password] = [user, password].map(|text| text.map(str::to_owned));
-    let credentials = Credentials { user, password };
+    let credentials = Credentials { user: user.map(str::to_owned), password: password.map(Password::from) };
     let sentinel_config = SentinelConfig { master: "blocks".to_string(), credentials, is_tls: None };
     let url = sentinel.tcp_url().replace("redis://", "redis://:master's@");
     RedisConfig { mode: Mode::Sentinel, sentinel: sentinel_config, ..config(&url) }

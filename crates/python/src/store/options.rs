@@ -8,8 +8,8 @@ use forebay_core::{Error, ErrorKind};
 use forebay_io::StoreReport;
 use forebay_io::fs::{Fs, FsConfig, Fsync};
 use forebay_io::header::Sealing;
-use forebay_io::redis::{Mode, Redis, RedisConfig};
-use forebay_io::secret_file::read_secret;
+use forebay_io::redis::{Mode, Password, Redis, RedisConfig};
+use forebay_io::secret_file::{SecretFile, read_secret};
 use forebay_io::uring::Region;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -63,7 +63,9 @@ fn redis_at(url: &str, options: &Options<'_>, staging: Region) -> PyResult<Opene
     options.take("value_bytes", &mut config.value_bytes)?;
     config.ttl_seconds = options.get("ttl_seconds")?;
     config.tls.ca_file = options.get("ca_file")?;
-    config.credentials.password = options.secret("password_file")?;
+    let password_file = options.get("password_file")?;
+    config.credentials.password =
+        password_file.map(|path: PathBuf| Password::File(SecretFile::new("password_file", path)));
     config.sealing = options.sealing()?;
     if options.get("cluster")?.unwrap_or(false) {
         config.mode = Mode::Cluster;
