@@ -2,7 +2,8 @@
 //!
 //! Ten hosts on a store that evicts in the exact order of use: `cargo run --release -p forebay-sim --example fleet`.
 //! A hundred hosts for a day, on stores that evict as real ones do: the same with ` -- day`. It takes minutes. What a
-//! store that samples loses, by samples and by the length of prompts: ` -- samples`.
+//! store that samples loses, by samples and by the length of prompts: ` -- samples`. A day on a shared directory, with
+//! hosts whose clocks are wrong: ` -- clocks`.
 
 use std::thread;
 
@@ -28,6 +29,7 @@ const TEN: Fleet = Fleet {
     restart_every: 500,
     emptied_at: None,
     fresh_ms: 1000,
+    clocks_ahead_ms: &[],
     seed: 1,
 };
 
@@ -36,7 +38,8 @@ fn main() {
         None => ten(),
         Some("day") => day(),
         Some("samples") => samples(),
-        Some(other) => panic!("`{other}` is no run; there are `day` and `samples`"),
+        Some("clocks") => clocks(),
+        Some(other) => panic!("`{other}` is no run; there are `day`, `samples` and `clocks`"),
     }
 }
 
@@ -75,38 +78,37 @@ fn ten() {
     }
 }
 
+const RATE: u64 = 4;
+const HOUR: u64 = 3600 * RATE;
 /// One block stands for 256 tokens, say: a prompt has 5,120. Half of the day counts for the hit rate, the second one.
+const DAY: Fleet = Fleet {
+    hosts: 100,
+    // Twenty hosts are gone for good, thirty join, ten more go.
+    changes: &[(14 * HOUR, 80), (17 * HOUR, 110), (20 * HOUR, 100)],
+    pool_blocks: 1024,
+    store_blocks: 100_000,
+    prompts: 10_000,
+    requests: DAY_SECONDS * RATE,
+    requests_per_second: RATE,
+    // Each host once a day.
+    restart_every: DAY_SECONDS * RATE / 100,
+    ..TEN
+};
+/// As a directory notes loads.
+const BY_MINUTE: Fleet = Fleet { eviction: Eviction::Hand, fresh_ms: 60_000, ..DAY };
+const COLUMNS: &str =
+    "told,pool_rate,hit_rate,of_oracle,touches,lost,writes,reads,noted,probes,removals,period_s,noted_reads";
+
 fn day() {
-    const RATE: u64 = 4;
-    const HOUR: u64 = 3600 * RATE;
-    let base = Fleet {
-        hosts: 100,
-        // Twenty hosts are gone for good, thirty join, ten more go.
-        changes: &[(14 * HOUR, 80), (17 * HOUR, 110), (20 * HOUR, 100)],
-        pool_blocks: 1024,
-        store_blocks: 100_000,
-        eviction: Eviction::Exact,
-        prompts: 10_000,
-        prompt_blocks: 20,
-        once_permille: 500,
-        requests: DAY_SECONDS * RATE,
-        requests_per_second: RATE,
-        // Each host once a day.
-        restart_every: DAY_SECONDS * RATE / 100,
-        emptied_at: None,
-        fresh_ms: 1000,
-        seed: 1,
-    };
-    println!("case,told,pool_rate,hit_rate,of_oracle,touches,lost,writes,reads,noted,probes,removals,period_s");
+    println!("case,{COLUMNS}");
     let sampled = Eviction::Sampled { nodes: 6, samples: 5 };
     let cases = [
-        ("exact", base),
+        ("exact", DAY),
         // What a directory holds between 9/10 and 19/20 of its capacity.
-        ("exact in 37/40", Fleet { store_blocks: base.store_blocks * 37 / 40, ..base }),
-        ("hand", Fleet { eviction: Eviction::Hand, ..base }),
-        // As a directory notes loads.
-        ("hand / notes of a minute", Fleet { eviction: Eviction::Hand, fresh_ms: 60_000, ..base }),
-        ("sampled", Fleet { eviction: sampled, ..base }),
+        ("exact in 37/40", Fleet { store_blocks: DAY.store_blocks * 37 / 40, ..DAY }),
+        ("hand", Fleet { eviction: Eviction::Hand, ..DAY }),
+        ("hand / notes of a minute", BY_MINUTE),
+        ("sampled", Fleet { eviction: sampled, ..DAY }),
     ];
     let mut oracle = None;
     for (name, fleet) in cases {
@@ -122,12 +124,31 @@ fn day() {
     }
 }
 
+/// A shared directory for a day, with hosts whose clocks are wrong.
+fn clocks() {
+    const SECOND: i64 = 1000;
+    const HOUR_AHEAD: i64 = 3600 * SECOND;
+    const SOME: &[i64] = &[0, 0, HOUR_AHEAD, 0, 0, -HOUR_AHEAD, 0, 0, 0, -30 * SECOND];
+    const ALL: &[i64] = &[HOUR_AHEAD, -HOUR_AHEAD, -30 * SECOND];
+    println!("case,{COLUMNS}");
+    let cases = [("right", &[] as &[i64]), ("three of ten wrong", SOME), ("all wrong", ALL)];
+    thread::scope(|scope| {
+        let runs = cases.map(|(name, clocks_ahead_ms)| {
+            (name, scope.spawn(move || run(&Fleet { clocks_ahead_ms, ..BY_MINUTE }, TOUCHES)))
+        });
+        let found = runs.map(|(name, run)| (name, run.join().expect("a run ends")));
+        for (name, found_here) in &found {
+            print_day(&format!("{name},touches"), found_here, found[0].1.hit_rate());
+        }
+    });
+}
+
 /// Operations in all; the report divides them by the seconds of a day.
 fn print_day(case: &str, found: &Found, oracle: f64) {
     let pool_rate = found.pool_blocks as f64 / found.asked_blocks as f64;
     let done = &found.operations;
     println!(
-        "{case},{pool_rate:.4},{:.4},{:.4},{},{},{},{},{},{},{},{}",
+        "{case},{pool_rate:.4},{:.4},{:.4},{},{},{},{},{},{},{},{},{}",
         found.hit_rate(),
         found.hit_rate() / oracle,
         found.touches,
@@ -138,6 +159,7 @@ fn print_day(case: &str, found: &Found, oracle: f64) {
         done.probes,
         done.removals,
         found.longest_period_seconds,
+        done.noted_reads,
     );
 }
 

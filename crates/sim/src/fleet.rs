@@ -61,6 +61,8 @@ pub struct Fleet {
     pub emptied_at: Option<u64>,
     /// A use is not noted in the store if one was noted less than so long ago.
     pub fresh_ms: u64,
+    /// How far the hosts' clocks are ahead of the store's, in turn. None are wrong if there is nothing.
+    pub clocks_ahead_ms: &'static [i64],
     pub seed: u64,
 }
 
@@ -101,7 +103,7 @@ pub fn run(fleet: &Fleet, told: Told) -> Found {
             for at in hosts.len()..count {
                 // The second ticks of hosts are not at the same moment.
                 let next_tick_ms = store.now_ms + 1 + at as u64 * 137 % TICK_MS;
-                hosts.push(Host::new(fleet, told, number + at as u64, next_tick_ms));
+                hosts.push(Host::new(fleet, told, at, number + at as u64, next_tick_ms));
                 hosts[at].core.expire_skips();
             }
         }
@@ -118,7 +120,7 @@ pub fn run(fleet: &Fleet, told: Told) -> Found {
         if number % fleet.restart_every == fleet.restart_every - 1 {
             let at = (number / fleet.restart_every) as usize % hosts.len();
             hosts[at].leave(&mut found);
-            hosts[at] = Host::new(fleet, told, number, hosts[at].next_tick_ms);
+            hosts[at] = Host::new(fleet, told, at, number, hosts[at].next_tick_ms);
         }
         let draw = |what: u64| mix(fleet.seed ^ mix(number * 4 + what));
         let is_once = draw(0) % 1000 < fleet.once_permille;
@@ -158,13 +160,15 @@ fn hash(prompt: u64, block: u64) -> [u8; 16] {
 
 struct Host {
     next_tick_ms: u64,
+    clock_ahead_ms: i64,
     core: Core,
     namespace: NamespaceIndex,
     answer: Answer,
 }
 
 impl Host {
-    fn new(fleet: &Fleet, told: Told, salt: u64, next_tick_ms: u64) -> Host {
+    fn new(fleet: &Fleet, told: Told, at: usize, salt: u64, next_tick_ms: u64) -> Host {
+        let clock_ahead_ms = fleet.clocks_ahead_ms.get(at % fleet.clocks_ahead_ms.len().max(1)).copied().unwrap_or(0);
         let mut config = Config::new(UNIT_BLOCKS * PAGE_BYTES, fleet.pool_blocks.div_ceil(UNIT_BLOCKS) as u32);
         (config.seed, config.memory_entries, config.table_bits) = (mix(fleet.seed ^ salt), 1 << 12, 4);
         let units = config.units;
@@ -176,7 +180,7 @@ impl Host {
         let group = GroupLayout { attention: Attention::Full, tokens_per_block: 16, rank_bytes, is_replicated: false };
         let layout = Layout::new(vec![(0, group)]).expect("the layout is right");
         let namespace = core.open_namespace(NAMESPACE, &layout).expect("the pool has room for blocks");
-        Host { next_tick_ms, core, namespace, answer: Answer::default() }
+        Host { next_tick_ms, clock_ahead_ms, core, namespace, answer: Answer::default() }
     }
 
     fn leave(&self, found: &mut Found) {
@@ -203,7 +207,7 @@ impl Host {
         if is_told_all {
             for hash in hashes.iter().rev() {
                 let key = key(hash);
-                if !store.see(&key) {
+                if !store.see(&key, 0) {
                     store.insert(&key);
                 }
             }
@@ -260,13 +264,16 @@ impl Host {
             }
             Effect::Promote { block, generation, .. } => {
                 let (key, length_bytes) = (self.core.block_key(block), self.core.block_length_bytes(block));
-                let outcome =
-                    if store.read(&key) { Ended::Loaded { length_bytes, checksum: 0 } } else { Ended::Absent };
+                let outcome = if store.read(&key, self.clock_ahead_ms) {
+                    Ended::Loaded { length_bytes, checksum: 0 }
+                } else {
+                    Ended::Absent
+                };
                 self.core.promoted(block, generation, outcome);
             }
             Effect::Touch { tier, age, block, generation } => {
                 let Some(key) = self.core.resident_key(block, generation) else { return };
-                let outcome = if store.touch(&key) { FOUND } else { Ended::Absent };
+                let outcome = if store.touch(&key, self.clock_ahead_ms) { FOUND } else { Ended::Absent };
                 self.core.touched(tier, block, generation, age, outcome);
             }
             Effect::Move { from, generation, to, .. } => {

@@ -21,6 +21,7 @@ fn fleet(seed: u64) -> Fleet {
         restart_every: 200,
         emptied_at: Some(9000),
         fresh_ms: 1000,
+        clocks_ahead_ms: &[],
         seed,
     }
 }

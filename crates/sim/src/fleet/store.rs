@@ -38,7 +38,9 @@ pub struct Operations {
     /// Promotions, also of blocks that were gone.
     pub reads: u64,
     pub probes: u64,
-    /// Touches that came long enough after the last use that was noted.
+    /// Reads that noted a use.
+    pub noted_reads: u64,
+    /// Touches that noted a use, because the last one was noted long enough ago.
     pub noted_touches: u64,
     pub removals: u64,
 }
@@ -110,23 +112,29 @@ impl Store {
         self.insert(key);
     }
 
-    /// False if it is not there, like [`Store::touch`] and [`Store::see`].
-    pub fn read(&mut self, key: &BlockKey) -> bool {
+    /// By a host whose clock is so far ahead of the store's. False if it is not there, like [`Store::touch`] and
+    /// [`Store::see`].
+    pub fn read(&mut self, key: &BlockKey, ahead_ms: i64) -> bool {
         self.operations.reads += 1;
-        self.see(key)
+        let notes = self.notes;
+        let is_there = self.see(key, ahead_ms);
+        self.operations.noted_reads += self.notes - notes;
+        is_there
     }
 
-    pub fn touch(&mut self, key: &BlockKey) -> bool {
+    pub fn touch(&mut self, key: &BlockKey, ahead_ms: i64) -> bool {
         let notes = self.notes;
-        let is_there = self.see(key);
+        let is_there = self.see(key, ahead_ms);
         self.operations.noted_touches += self.notes - notes;
         is_there
     }
 
-    /// Notes a use, unless one was noted a short time ago. No operation.
-    pub fn see(&mut self, key: &BlockKey) -> bool {
+    /// Notes a use, unless one was noted a short time ago by the host's clock (`is_fresh` in
+    /// `crates/io/src/fs/reader.rs`). The time that is noted is the store's. No operation.
+    pub fn see(&mut self, key: &BlockKey, ahead_ms: i64) -> bool {
         let Some(block) = self.blocks.get(key) else { return false };
-        if self.now_ms - block.noted_ms >= self.fresh_ms {
+        let now_ms = self.now_ms.saturating_add_signed(ahead_ms);
+        if now_ms.checked_sub(block.noted_ms).is_none_or(|age_ms| age_ms >= self.fresh_ms) {
             self.note(key);
         }
         true
@@ -288,7 +296,7 @@ mod tests {
             order.push(number);
             let used = number - mix(number) % 50.min(number + 1);
             store.now_ms += 2000;
-            assert!(store.touch(&key(used)));
+            assert!(store.touch(&key(used), 0));
             order.retain(|other| *other != used);
             order.push(used);
             check(store, &order);
@@ -310,7 +318,7 @@ mod tests {
             for number in 0..40_000 {
                 store.now_ms += 7;
                 store.write(&key(number));
-                store.see(&key(mix(number) % (number + 1)));
+                store.see(&key(mix(number) % (number + 1)), 0);
                 assert!(store.blocks.len() <= 9000, "{eviction:?}");
                 assert_eq!(store.blocks.len(), store.parts.iter().map(Vec::len).sum::<usize>());
                 fullest = fullest.max(store.blocks.len());
@@ -320,7 +328,7 @@ mod tests {
             assert_eq!(store.operations.removals, 40_000 - store.blocks.len() as u64, "{eviction:?}");
             store.empty();
             store.write(&key(0));
-            assert!(store.probe(&key(0)) && !store.read(&key(1)), "{eviction:?}");
+            assert!(store.probe(&key(0)) && !store.read(&key(1), 0), "{eviction:?}");
         }
     }
 
@@ -376,6 +384,31 @@ mod tests {
     }
 
     #[test]
+    fn a_host_whose_clock_is_wrong_notes_too_many_uses_or_some_too_late() {
+        const MINUTE: u64 = 60_000;
+        for (ahead_ms, after_ms, is_noted) in [
+            (0, MINUTE - 1, false),
+            (0, MINUTE, true),
+            (3_600_000, 1, true),
+            // The last use was in the future.
+            (-3_600_000, MINUTE - 1, true),
+            (-30_000, 29_999, true),
+            (-30_000, 30_000, false),
+            (-30_000, MINUTE + 29_999, false),
+            (-30_000, MINUTE + 30_000, true),
+        ] {
+            let mut store = Store::new(Eviction::Exact, 10, MINUTE, 1);
+            store.now_ms = 86_400_000;
+            store.write(&key(1));
+            store.now_ms += after_ms;
+            assert!(store.touch(&key(1), ahead_ms));
+            assert_eq!(store.operations.noted_touches, u64::from(is_noted), "{ahead_ms} ms ahead, after {after_ms} ms");
+            let noted_ms = store.blocks[&key(1)].noted_ms;
+            assert_eq!(noted_ms, 86_400_000 + if is_noted { after_ms } else { 0 }, "the time is the store's");
+        }
+    }
+
+    #[test]
     fn a_candidate_of_the_hand_that_was_used_stays_and_one_of_a_pool_goes() {
         let sampled = Eviction::Sampled { nodes: 1, samples: 1000 };
         for (eviction, held, stays) in [(Eviction::Hand, 190, true), (sampled, 200, false)] {
@@ -386,7 +419,7 @@ mod tests {
                 store.write(&key(number));
             });
             let oldest = (0..held).find(|number| store.blocks.contains_key(&key(*number))).unwrap();
-            store.touch(&key(oldest));
+            store.touch(&key(oldest), 0);
             (0..20).for_each(|number| store.write(&key(1000 + number)));
             assert_eq!(store.blocks.contains_key(&key(oldest)), stays, "{eviction:?}");
         }
