@@ -84,6 +84,14 @@ impl Drains {
         Some(self.all.remove(at).recipient)
     }
 
+    /// Gives up a drain that waits for holders, of a run in which `class` has a free slot. False if there is none.
+    pub fn give_up(&mut self, slots: &mut Slots, class: ClassId) -> bool {
+        let has_free = |drain: &Drain| drain.is_waiting && slots.has_free_in(drain.run, class);
+        let Some(at) = self.all.iter().position(has_free).filter(|_| self.copies == 0) else { return false };
+        slots.give_up_drain(self.all.remove(at).run);
+        true
+    }
+
     pub fn begin_copy(&mut self) {
         self.copies += 1;
     }

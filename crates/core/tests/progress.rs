@@ -200,6 +200,37 @@ fn a_size_that_comes_late_gets_room_from_one_that_is_busy() {
     }
 }
 
+/// Engines keep a few slots of each size for their next stores, also those that are idle. A drain waits for these.
+#[test]
+fn a_size_gets_its_own_memory_back_while_a_drain_waits_for_somebody() {
+    const IDLE: Instance = Instance(1);
+    let mut rig = Rig::with(Config { reserve_permille: 500, ..Config::new(UNIT_BYTES, 2) });
+    let sizes = [SMALL, 4 * SMALL];
+    let own = [0, 1].map(|at| rig.open(1 + at as u128, &layout(sizes[at])));
+    let late = rig.open(3, &layout(8 * SMALL));
+    for ns in own {
+        let mut slots = Vec::new();
+        rig.core.reserve(IDLE, ns, 0, 1, true, &mut slots);
+        assert_eq!(slots.len(), 1);
+        assert_eq!(rig.store(ns, None, &[1, 2]), 2);
+    }
+    // The third size has nothing, so both units are drained for it, and wait.
+    for _ in 0..20 {
+        assert_eq!(rig.store(late, None, &[1]), 0);
+        rig.step_to_the_end();
+    }
+    let slots = |rig: &Rig| rig.core.classes().iter().map(|class| class.slots).collect::<Vec<_>>();
+    assert_eq!(slots(&rig), [0, 0, 0], "nobody has anything");
+    for (key, ns) in (10..).step_by(10).zip(own) {
+        store_at_last(&mut rig, ns, key, 5, |_| {});
+    }
+    assert_eq!(slots(&rig), [16, 4, 0]);
+    // When the engine is gone, the third size has its turn.
+    rig.core.instance_gone(IDLE);
+    store_at_last(&mut rig, late, 1, 20, |_| {});
+    rig.audit();
+}
+
 #[test]
 fn a_prompt_in_use_stays_whole_while_extents_change_their_size() {
     let mut rig = Rig::new(16);

@@ -31,7 +31,7 @@ impl Core {
         if self.has_free_slot(class) {
             return true;
         }
-        if needs_units {
+        if !self.reclaim(class) && needs_units {
             self.begin_drain(class, None);
         }
         self.has_free_slot(class)

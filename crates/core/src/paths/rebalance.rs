@@ -5,7 +5,8 @@
 //! not worth more than new ones here, or has an unused extent, a run of its units is drained. Nothing new is placed in
 //! the run. Blocks that nobody holds move to other slots of their class (`relocate`), which evicts its coldest blocks
 //! for that. Held blocks are moved when they are released. Meanwhile no other class gets the run's empty units, or a
-//! busy class would take them back. Draining continues in pieces; its state is [`Drains`](crate::rebalance::Drains).
+//! busy class would take them back. Draining continues in pieces; its state is [`Drains`](crate::rebalance::Drains). A
+//! drain that waits for holders is given up if the class needs a slot that it drains, and has nothing else.
 
 use std::cmp::Reverse;
 
@@ -76,6 +77,12 @@ impl Core {
         if let Some(recipient) = self.drains.finish(&mut self.slots) {
             self.slots.grow(recipient, &mut self.journal);
         }
+    }
+
+    /// If all extents of `class` drain, and one of the drains waits for holders, the class has its extents of that run
+    /// again. The holders may be idle engines with a few slots each, and nobody could use the others until then.
+    pub(crate) fn reclaim(&mut self, class: ClassId) -> bool {
+        self.slots.space().class_info(class).slots == 0 && self.drains.give_up(&mut self.slots, class)
     }
 
     /// Now and then drains a run of a class that is much older than `class`, which is about to evict, or has refused a

@@ -399,6 +399,38 @@ impl Space {
         is_empty
     }
 
+    /// Whether an extent of `class` in the run has a free slot.
+    pub fn has_free_in(&self, run: Run, class: ClassId) -> bool {
+        self.extents_in(run).any(|id| self.extent(id).class == class && self.extent(id).used() < self.extent(id).slots)
+    }
+
+    /// What is left of a draining run is as it was before, and its empty units are free for any class.
+    pub fn give_up_drain(&mut self, run: Run) {
+        for id in self.extents_in(run).collect::<Vec<_>>() {
+            let extent = self.extents[id.0 as usize].as_mut().expect("an extent's units name it");
+            extent.is_draining = false;
+            let class = &mut self.classes[extent.class.0 as usize];
+            class.slots += u64::from(extent.slots);
+            if extent.used() < extent.slots {
+                class.available.push(id);
+            }
+        }
+        let units = &mut self.units[run.first_unit as usize..(run.first_unit + run.units) as usize];
+        for unit in units.iter_mut().filter(|unit| **unit == Unit::Drained) {
+            *unit = Unit::Free;
+            self.free_units += 1;
+        }
+    }
+
+    /// Each extent of the run once.
+    fn extents_in(&self, run: Run) -> impl Iterator<Item = ExtentId> {
+        let first = move |unit: u32| self.extent_from(run, unit);
+        std::iter::successors(first(run.first_unit), move |id| {
+            let Extent { first_unit, units, .. } = self.extent(*id);
+            first(first_unit + units)
+        })
+    }
+
     /// An extent of `class` with no slot in use.
     pub fn empty_extent(&self, class: ClassId) -> Option<ExtentId> {
         let mut available = self.classes[class.0 as usize].available.iter();

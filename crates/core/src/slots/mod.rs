@@ -296,6 +296,16 @@ impl Slots {
         self.space.finish_drain(run)
     }
 
+    /// See [`Space::has_free_in`].
+    pub fn has_free_in(&self, run: Run, class: ClassId) -> bool {
+        self.space.has_free_in(run, class)
+    }
+
+    /// See [`Space::give_up_drain`].
+    pub fn give_up_drain(&mut self, run: Run) {
+        self.space.give_up_drain(run);
+    }
+
     // Hands.
 
     /// A free slot of `class`, which has one, is the instance's to fill.

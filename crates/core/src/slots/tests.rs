@@ -138,6 +138,31 @@ fn units_of_a_run_go_to_nobody_before_all_of_them_are_empty() {
     assert_eq!((space.extent(extent).units, space.extent(extent).slots), (4, 1));
 }
 
+#[test]
+fn a_drain_that_is_given_up_leaves_all_as_it_was() {
+    let mut space = populated(64 << 10, 4);
+    let (small, other) = (space.class(4 << 10).unwrap(), space.class(16 << 10).unwrap());
+    let large = space.class(256 << 10).unwrap();
+    let [_, _, empty] = [small, other, small].map(|class| space.grow(class, 0).unwrap());
+    // The latest extent is filled first.
+    let taken: Vec<SlotId> = (0..32).map(|_| space.take(small, BlockId(0)).unwrap()).collect();
+    let kept = space.take(other, BlockId(1)).unwrap();
+    let run = space.run_around(empty, large).unwrap();
+    assert_eq!(space.drain(run), []);
+    (0..16).for_each(|at| assert_eq!(space.free(taken[at]), (at == 15).then_some(empty)));
+    space.give_back(empty);
+    assert!(!space.finish_drain(run));
+    assert!(!space.has_free_in(run, small) && space.has_free_in(run, other) && !space.has_free_in(run, large));
+    space.give_up_drain(run);
+    assert_eq!([small, other].map(|class| space.class_info(class).slots), [16, 4]);
+    assert!(!space.has_free(small));
+    assert_eq!(space.free(taken[20]), None);
+    assert_eq!(space.take(small, BlockId(2)), Some(taken[20]));
+    assert_eq!((0..3).filter_map(|_| space.take(other, BlockId(3))).count(), 3);
+    assert_eq!((space.take(other, BlockId(3)), space.block_at(kept)), (None, Some(BlockId(1))));
+    assert!(space.grow(other, 0).is_some() && space.grow(small, 0).is_some() && space.grow(small, 0).is_none());
+}
+
 const STATES: [State; 8] = [
     State::Vacant,
     State::Reserved,

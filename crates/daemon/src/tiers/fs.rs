@@ -55,7 +55,8 @@ settings! {
         load_bytes_per_second: Option<Bytes> = None;
         /// Limit on the bytes written to the tier per second; writes beyond it wait. Not limited by default.
         store_bytes_per_second: Option<Bytes> = None;
-        /// Milliseconds that a request may wait for a probe or a block before it is a miss.
+        /// Milliseconds that a request may wait for a probe or a block before it is a miss. A wait for room in the pool
+        /// does not count: the engine ends that one (`lookup_deadline_ms` of the connector).
         load_deadline_ms: u64 = 1000;
     }
 }
