@@ -6,7 +6,7 @@
 //! the run. Blocks that nobody holds move to other slots of their class (`relocate`), which evicts its coldest blocks
 //! for that. Held blocks are moved when they are released. Meanwhile no other class gets the run's empty units, or a
 //! busy class would take them back. Draining continues in pieces; its state is [`Drains`](crate::rebalance::Drains). A
-//! drain that waits for holders is given up if the class needs a slot that it drains, and has nothing else.
+//! drain that waits for holders is given up if all extents of a class drain, and the class needs a slot in that run.
 
 use std::cmp::Reverse;
 
