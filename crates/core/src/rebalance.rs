@@ -19,6 +19,8 @@ struct Drain {
     slot: u32,
     /// In this pass a block found no other place.
     has_unplaced: bool,
+    /// A pass met a slot that somebody has to fill.
+    has_reserved: bool,
     /// A whole pass was made; what is left is held.
     is_waiting: bool,
 }
@@ -34,6 +36,9 @@ pub(crate) struct Drains {
     /// Classes were compared in this event. One event may turn away so many large blocks that each makes the next
     /// comparison due, and a comparison takes up to 0.1 ms.
     has_compared: bool,
+    /// For this class no drain could be given up in this event. One event may try for each of many keys, and a try
+    /// looks at each extent of some runs.
+    in_vain: Option<ClassId>,
 }
 
 impl Drains {
@@ -43,7 +48,8 @@ impl Drains {
 
     /// From now on `run` is drained for `recipient`.
     pub fn begin(&mut self, run: Run, recipient: ClassId) {
-        let drain = Drain { run, recipient, unit: run.first_unit, slot: 0, has_unplaced: false, is_waiting: false };
+        let (unit, slot) = (run.first_unit, 0);
+        let drain = Drain { run, recipient, unit, slot, has_unplaced: false, has_reserved: false, is_waiting: false };
         self.all.insert(0, drain);
     }
 
@@ -78,16 +84,30 @@ impl Drains {
         }
     }
 
+    /// A pass over `run` met a slot that somebody has to fill.
+    pub fn note_reserved(&mut self, run: Run) {
+        if let Some(drain) = self.all.iter_mut().find(|drain| drain.run == run) {
+            drain.has_reserved = true;
+        }
+    }
+
     /// Ends the drain whose run is empty, if there is one; the class that gets its units.
     pub fn finish(&mut self, slots: &mut Slots) -> Option<ClassId> {
         let at = self.all.iter().position(|drain| slots.finish_drain(drain.run))?;
         Some(self.all.remove(at).recipient)
     }
 
-    /// Gives up a drain that waits for holders, of a run in which `class` has a free slot. False if there is none.
+    /// Gives up a drain that waits for whoever has slots to fill, of a run in which `class` has a free slot. False if
+    /// there is none.
     pub fn give_up(&mut self, slots: &mut Slots, class: ClassId) -> bool {
-        let has_free = |drain: &Drain| drain.is_waiting && slots.has_free_in(drain.run, class);
-        let Some(at) = self.all.iter().position(has_free).filter(|_| self.copies == 0) else { return false };
+        if self.copies > 0 || self.in_vain == Some(class) {
+            return false;
+        }
+        let may_end = |drain: &Drain| drain.is_waiting && drain.has_reserved && slots.has_free_in(drain.run, class);
+        let Some(at) = self.all.iter().position(may_end) else {
+            self.in_vain = Some(class);
+            return false;
+        };
         slots.give_up_drain(self.all.remove(at).run);
         true
     }
@@ -112,7 +132,7 @@ impl Drains {
     }
 
     pub fn end_event(&mut self) {
-        self.has_compared = false;
+        (self.has_compared, self.in_vain) = (false, None);
     }
 
     pub fn compare_after(&mut self, turned_away: u64) {

@@ -231,6 +231,26 @@ fn a_size_gets_its_own_memory_back_while_a_drain_waits_for_somebody() {
     rig.audit();
 }
 
+/// Leases on the blocks of the other overlap, so some of its slots are always in use. They end, unlike a stock.
+#[test]
+fn a_size_gets_the_only_unit_from_one_that_is_always_busy() {
+    let mut rig = Rig::new(1);
+    let [busy, late] = [(1, SMALL), (2, 4 * SMALL)].map(|(id, bytes)| rig.open(id, &layout(bytes)));
+    let (mut stored, mut leases) = ([0; 2], std::collections::VecDeque::new());
+    for round in 0..400 {
+        stored[0] += rig.store(busy, None, &[1000 + round]);
+        let (hits, lease) = rig.lease(busy, &[1000 + round]);
+        if hits == 0 || leases.len() == 3 {
+            leases.pop_front().into_iter().for_each(|lease| rig.core.release(ENGINE, lease));
+        }
+        leases.push_back(lease);
+        stored[1] += rig.store(late, None, &[round]);
+        rig.step_to_the_end();
+    }
+    assert!(stored[1] >= 20, "it starves: {stored:?}");
+    rig.audit();
+}
+
 #[test]
 fn a_prompt_in_use_stays_whole_while_extents_change_their_size() {
     let mut rig = Rig::new(16);

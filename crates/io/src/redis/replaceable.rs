@@ -59,9 +59,9 @@ impl<T: Clone + Send + 'static> Replaceable<T> {
         self.0.renew();
     }
 
-    /// The same on another thread, for the next connection but one.
+    /// The same on another thread, for the next connection but one. Nothing to do if there are no files.
     pub fn renew_aside(&self) {
-        if self.0.is_reading.swap(true, Ordering::AcqRel) {
+        if self.0.latest().stamps.is_empty() || self.0.is_reading.swap(true, Ordering::AcqRel) {
             return;
         }
         let files = self.0.clone();
