@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use forebay_core::{Error, Result};
 
+use super::layout::LONGEST_BLOCK_BYTES;
 use crate::demand::{self, Demand, LONGEST_MS};
 use crate::header::Sealing;
 
@@ -120,7 +121,7 @@ impl FsConfig {
             at_least_1("queued_loads", self.queued_loads as u64),
             at_least_1("queued_finds", self.queued_finds as u64),
             at_least_1("queued_stores", self.queued_stores as u64),
-            Demand::within(key("max_block_bytes"), self.max_block_bytes, 1..=1 << 31),
+            Demand::within(key("max_block_bytes"), self.max_block_bytes, 1..=LONGEST_BLOCK_BYTES),
             Demand::within(key("timeout_ms"), self.timeout.as_millis() as u64, 1..=LONGEST_MS),
             Demand::new(key("lease"), self.lease >= Duration::from_millis(100), "be at least 100 ms"),
             Demand::new(key("grant_age"), !self.grant_age.is_zero(), "be greater than 0"),

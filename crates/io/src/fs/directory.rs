@@ -121,15 +121,23 @@ impl Directory {
                 .failed("this user may not write to the directory", error.into())
                 .hint("give this user the right to write there, or set `tier.fs.read_only`")
         })?;
-        let free_bytes =
-            directory.free_bytes().map_err(|error| directory.failed("cannot ask for free space", error.into()))?;
+        let unknown = |error: Errno| directory.failed("cannot ask for free space", error.into());
+        let (free_bytes, volume_bytes) =
+            (directory.free_bytes().map_err(unknown)?, directory.volume_bytes().map_err(unknown)?);
         let what = if marker.is_some() { "holds blocks" } else { "is empty" };
         let open = if directory.is_open_to_all {
             format!("; all users may write to it: {OPEN_TO_ALL}")
         } else {
             String::new()
         };
-        Ok(format!("`{shown}` {what} and can be written, with {} free{open}", human_at_most(free_bytes)))
+        let beyond = match config.capacity_bytes {
+            Some(capacity_bytes) if capacity_bytes > volume_bytes => format!(
+                "; its volume has {} in all, less than `tier.fs.capacity_bytes`, so the volume is full first",
+                human_at_most(volume_bytes)
+            ),
+            _ => String::new(),
+        };
+        Ok(format!("`{shown}` {what} and can be written, with {} free{beyond}{open}", human_at_most(free_bytes)))
     }
 
     /// The directory as it is, and its marker if it has one; changes nothing.
@@ -229,6 +237,12 @@ impl Directory {
         let about = rustix::fs::statvfs(&self.path)?;
         // Some filesystems do not know.
         Ok(if about.f_blocks == 0 { u64::MAX } else { about.f_bavail.saturating_mul(about.f_frsize) })
+    }
+
+    /// Bytes that the volume has room for, used or not.
+    fn volume_bytes(&self) -> Result<u64, Errno> {
+        let about = rustix::fs::statvfs(&self.path)?;
+        Ok(if about.f_blocks == 0 { u64::MAX } else { about.f_blocks.saturating_mul(about.f_frsize) })
     }
 
     /// Bytes that the volume holds, of whomever.

@@ -28,9 +28,13 @@ pub(super) fn file_bytes(length_bytes: u64) -> u64 {
     HEAD_BYTES + length_bytes.next_multiple_of(HEAD_BYTES)
 }
 
-/// Whether a file of that length may be an object. A file cut off inside a page never passes.
+/// The longest block that a tier can be told to take.
+pub(super) const LONGEST_BLOCK_BYTES: u64 = 1 << 31;
+
+/// Whether a file of that length may be an object. A file cut off inside a page never passes, and neither does one that
+/// is longer than any block: its length would count as used, and cost other blocks their room.
 pub(super) fn is_object_length(bytes: u64) -> bool {
-    bytes > HEAD_BYTES && bytes.is_multiple_of(HEAD_BYTES)
+    bytes.is_multiple_of(HEAD_BYTES) && (HEAD_BYTES + 1..=file_bytes(LONGEST_BLOCK_BYTES)).contains(&bytes)
 }
 
 /// Relative to the directory: `<namespace>/<2 digits>/<1 digit>/<group>-<hash>`, without the digits if it is not

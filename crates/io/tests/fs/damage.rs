@@ -81,7 +81,7 @@ fn another_blocks_file_under_this_name_is_never_data() {
 #[test]
 fn an_empty_file_is_not_found_and_does_not_prevent_a_store() {
     let (_home, mut host, path) = stored();
-    for length in [0, 4096, 5000] {
+    for length in [0, 4096, 5000, 1 << 40] {
         File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
         assert_eq!(host.find(1), Outcome::Absent, "{length}");
         // Without a load that would have taken it away.

@@ -104,6 +104,20 @@ fn blocks_that_nobody_used_for_too_long_go_and_others_stay() {
     host.until("their room is known", |host| host.fs.report().roots[0].counted_blocks == 10);
 }
 
+/// A sparse file, as a damaged filesystem has them: by its length it would take all of the capacity.
+#[test]
+fn a_file_that_is_longer_than_any_block_costs_no_block_its_room() {
+    let home = home();
+    let mut host = Host::open(&FsConfig { capacity_bytes: Some(CAPACITY), ..brisk(home.path()) });
+    (0..20).for_each(|number| host.is_stored(number, LENGTH));
+    let path = object_of(home.path(), 3);
+    File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+    host.until("it is gone", |_| !path.exists());
+    swept(&mut host);
+    (0..20).filter(|number| *number != 3).for_each(|number| host.verify(number, LENGTH));
+    assert_eq!(host.fs.report().roots[0].counters.evicted_blocks, 0);
+}
+
 #[test]
 fn orphans_go_when_they_are_old_and_what_is_not_ours_stays() {
     let home = home();
