@@ -232,8 +232,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Versions",
                 "none",
-                ((f"count by (version) (forebay_build_info{{{SHOWN}}})", "{{version}}"),),
-                "Daemons of each version.",
+                ((f"count by (version, revision) (forebay_build_info{{{SHOWN}}})", "{{version}} {{revision}}"),),
+                "Daemons of each version and revision.",
                 "stat",
             ),
         ),

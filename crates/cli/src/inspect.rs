@@ -103,8 +103,13 @@ fn summary(reply: &InspectReply) -> String {
     };
     let engines = reply.sessions.iter().filter(|session| session.ranks > 0 && session.is_connected).count();
     let connected = if engines == 1 { " is" } else { "s are" };
+    let revision = match reply.revision.as_str() {
+        "" => String::new(),
+        revision => format!(" (revision {})", escaped(revision)),
+    };
     format!(
-        "forebay {} has run for {}: {} of {} are used, {} are free; {hits}; {engines} engine{connected} connected\n",
+        "forebay {}{revision} has run for {}: {} of {} are used, {} are free; {hits}; {engines} engine{connected} \
+         connected\n",
         escaped(&reply.version),
         uptime(reply.uptime_seconds),
         size(reply.used_bytes),
@@ -178,9 +183,10 @@ fn namespace_text(namespace: &NamespaceInfo, digits: usize) -> String {
 }
 
 fn classes(classes: &[ClassInfo]) -> String {
-    let mut table = Table::new(&[">size", ">slots", ">ready", ">free", ">pinned"]);
-    for ClassInfo { slot_bytes, slots, ready, free, pinned } in classes {
-        table.row([size(*slot_bytes), slots.to_string(), ready.to_string(), free.to_string(), pinned.to_string()]);
+    let mut table = Table::new(&[">size", ">slots", ">ready", ">free", ">pinned", ">draining"]);
+    for ClassInfo { slot_bytes, slots, ready, free, pinned, draining } in classes {
+        let [slots, ready, free, pinned, draining] = [slots, ready, free, pinned, draining].map(u64::to_string);
+        table.row([size(*slot_bytes), slots, ready, free, pinned, draining]);
     }
     table.render("  ")
 }
@@ -377,6 +383,7 @@ fn users(users: &[UserInfo]) -> String {
 fn to_json(reply: &InspectReply) -> Value {
     json!({
         "version": reply.version,
+        "revision": reply.revision,
         "uptime_seconds": reply.uptime_seconds,
         "keys": reply.keys,
         "hits": reply.hits,
@@ -420,6 +427,7 @@ fn class_json(class: &ClassInfo) -> Value {
         "ready": class.ready,
         "free": class.free,
         "pinned": class.pinned,
+        "draining": class.draining,
     })
 }
 
@@ -627,8 +635,8 @@ mod tests {
             ],
             sessions: vec![session("engine-b", 2, false), session("engine-a", 1, true)],
             classes: vec![
-                ClassInfo { slot_bytes: 196_608, slots: 2000, ready: 1234, free: 702, pinned: 100 },
-                ClassInfo { slot_bytes: 4096, slots: 0, ready: 0, free: 0, pinned: 0 },
+                ClassInfo { slot_bytes: 196_608, slots: 2000, ready: 1234, free: 702, pinned: 100, draining: 64 },
+                ClassInfo { slot_bytes: 4096, slots: 0, ready: 0, free: 0, pinned: 0, draining: 0 },
             ],
             pinned_bytes: 164 * 196_608,
             fenced_bytes: 0,
@@ -636,6 +644,7 @@ mod tests {
             saved_tokens: 1_234_567,
             saved_prefill_us: 89_000_000,
             version: "0.1.0".to_string(),
+            revision: "0123456789ab".to_string(),
             core_wait_us: 0,
             core_quota: 0.0,
             runs: 0,

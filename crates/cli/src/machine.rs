@@ -5,10 +5,13 @@ use std::sync::LazyLock;
 
 use serde::Serialize;
 
+/// The commit that this program was built from; empty if it was not built from a checkout.
+pub const REVISION: &str = env!("BUILD_REVISION");
+
 /// Version, protocol and, if it was built from a checkout, the revision.
 pub fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
-        let revision = match env!("BUILD_REVISION") {
+        let revision = match REVISION {
             "" => String::new(),
             revision => format!(", revision {revision}"),
         };

@@ -75,7 +75,7 @@ fn serve(loaded: Loaded, log: &Log) -> Result<(), Failure> {
     if let Some(file) = loaded.file {
         tracing::info!(file = %file.display(), "read the configuration");
     }
-    Ok(runtime()?.block_on(forebay_daemon::serve(loaded.config))?)
+    Ok(runtime()?.block_on(forebay_daemon::serve(loaded.config, machine::REVISION))?)
 }
 
 /// A log of objects ends with one too. `log.level` does not take it: it is the answer to whoever started the daemon.

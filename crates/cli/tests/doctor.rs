@@ -146,7 +146,9 @@ fn a_pool_that_cannot_be_is_a_failure_and_the_exit_code_says_so() {
     assert_eq!((too_large.code, &report(&too_large)["verdict"]), (1, &"fail".into()));
     assert_eq!(check(&report(&too_large), "memory")["verdict"], "fail");
     let nowhere = doctor(&place, &["--pool.directory", "/proc/forebay", "--json"]);
-    assert_eq!((nowhere.code, &check(&report(&nowhere), "huge pages")["verdict"]), (1, &"fail".into()), "{nowhere:?}");
+    let json = report(&nowhere);
+    assert_eq!((nowhere.code, &check(&json, "pool")["verdict"]), (1, &"fail".into()), "{nowhere:?}");
+    assert!(!nowhere.out.contains("can be used"), "{nowhere:?}");
 }
 
 #[test]
@@ -197,7 +199,8 @@ fn what_keeps_a_daemon_from_working_as_configured_is_said_before_the_start() {
     std::fs::create_dir_all(foreign.join("what")).unwrap();
     let directories = format!("{:?}", [&empty, &foreign, &folder.path().join("missing")]);
     let http = taken.local_addr().unwrap().to_string();
-    let wrong = ["--tier.redis.urls", &redis, "--tier.fs.directories", &directories, "--http.address", &http];
+    let fs = ["--tier.fs.directories", &directories, "--tier.fs.capacity_bytes", "1024TiB"];
+    let wrong = [&["--tier.redis.urls", &redis, "--http.address", &http], &fs[..]].concat();
     let answer = doctor(&place, &[&wrong[..], &["--json", "--socket.allow_uids", "[54321]"]].concat());
     let json = report(&answer);
     let told = |name: &str| -> Vec<(String, String)> {
@@ -208,6 +211,7 @@ fn what_keeps_a_daemon_from_working_as_configured_is_said_before_the_start() {
     let fs = told("fs");
     assert_eq!(answer.code, 1);
     assert!(fs[0].0 == "ok" && fs[0].1.contains("is empty and can be written"), "{fs:?}");
+    assert!(fs[0].1.contains(" in all, less than `tier.fs.capacity_bytes`"), "{fs:?}");
     assert!(fs[1].0 == "fail" && fs[1].1.contains("holds other files"), "{fs:?}");
     assert!(fs[2].0 == "fail" && fs[2].1.contains("No such file"), "{fs:?}");
     let redis = told("redis");

@@ -74,7 +74,7 @@ fn a_key_of_a_tier_that_is_off_is_warned_of() {
     assert_eq!(answer.code, 0, "{answer:?}");
     for (key, switch) in [("tier.ssd.capacity_bytes", "tier.ssd.disks"), ("tier.redis.ttl_seconds", "tier.redis.urls")]
     {
-        assert!(answer.err.contains(&format!("nothing comes of `{key}`: `{switch}` is not set")), "{}", answer.err);
+        assert!(answer.err.contains(&format!("`{key}` has no effect: `{switch}` is not set")), "{}", answer.err);
     }
     // Not even where its keys contradict each other: the tier is off.
     for (keys, switch) in [
@@ -87,8 +87,9 @@ fn a_key_of_a_tier_that_is_off_is_warned_of() {
         let flags: Vec<String> = keys.iter().flat_map(|key| [format!("--{key}"), "/some".to_owned()]).collect();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let answer = command::run(&[&["config"], &flags[..]].concat());
+        let have = if keys.len() == 1 { "has" } else { "have" };
         let keys = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
-        let told = format!("warning: nothing comes of {keys}: `{switch}` is not set\n");
+        let told = format!("warning: {keys} {have} no effect: `{switch}` is not set\n");
         assert_eq!((answer.code, answer.err), (0, told));
     }
     assert_eq!(command::run(&["config"]).err, "");
@@ -135,31 +136,37 @@ fn a_block_that_does_not_fit_its_namespace_is_refused_with_a_hint() {
 }
 
 #[test]
-fn a_setting_of_which_nothing_comes_is_warned_of() {
+fn a_setting_without_effect_is_warned_of() {
     let redis = ["--tier.redis.urls", "redis://cache"];
     let fs = ["--tier.fs.directories", "/mnt", "--tier.fs.timeout_ms", "500"];
     for (flags, told) in [
-        (&["--http.address", "off", "--http.hosts", "[\"a\"]"][..], "`http.hosts`: `http.address` is `off`"),
-        (&["--http.address", "off", "--http.allow_remote", "true"], "`http.allow_remote`: `http.address` is `off`"),
+        (
+            &["--http.address", "off", "--http.hosts", "[\"a\"]"][..],
+            "`http.hosts` has no effect: `http.address` is `off`",
+        ),
+        (
+            &["--http.address", "off", "--http.allow_remote", "true"],
+            "`http.allow_remote` has no effect: `http.address` is `off`",
+        ),
         (
             &["--limits.sessions_per_user", "257"],
-            "`limits.sessions_per_user`: each session takes a connection, and `limits.connections_per_user` is less",
+            "`limits.sessions_per_user` has no effect: each session takes a connection, and `limits.connections_per_user` is less",
         ),
         (
             &["--limits.calls_per_connection", "8193"],
-            "`limits.calls_per_connection`: `limits.calls_per_user` counts the same calls, and is less",
+            "`limits.calls_per_connection` has no effect: `limits.calls_per_user` counts the same calls, and is less",
         ),
         (
             &[&redis[..], &["--tier.redis.ca_file", "/ca", "--tier.redis.server_name", "a"]].concat(),
-            "`tier.redis.ca_file`, `tier.redis.server_name`: no URL of `tier.redis.urls` begins with `rediss://`",
+            "`tier.redis.ca_file`, `tier.redis.server_name` have no effect: no URL of `tier.redis.urls` begins with `rediss://`",
         ),
         (
             &[&redis[..], &["--tier.redis.load_deadline_ms", "5001"]].concat(),
-            "`tier.redis.load_deadline_ms`: operations fail after `tier.redis.operation_timeout_ms`, which is less",
+            "`tier.redis.load_deadline_ms` has no effect: operations fail after `tier.redis.operation_timeout_ms`, which is less",
         ),
         (
             &[&fs[..], &["--tier.fs.load_deadline_ms", "501"]].concat(),
-            "`tier.fs.load_deadline_ms`: operations fail after `tier.fs.timeout_ms`, which is less",
+            "`tier.fs.load_deadline_ms` has no effect: operations fail after `tier.fs.timeout_ms`, which is less",
         ),
         // What nobody set is nobody's mistake.
         (&fs, ""),
@@ -167,7 +174,7 @@ fn a_setting_of_which_nothing_comes_is_warned_of() {
         (&["--tier.redis.urls", "rediss://cache", "--tier.redis.server_name", "a"], ""),
     ] {
         let answer = command::run(&[&["config"], flags].concat());
-        let told = if told.is_empty() { String::new() } else { format!("warning: nothing comes of {told}\n") };
+        let told = if told.is_empty() { String::new() } else { format!("warning: {told}\n") };
         assert_eq!((answer.code, answer.err), (0, told), "{flags:?}");
     }
 }
@@ -238,9 +245,9 @@ fn usual_values_of_a_tier_that_is_off_are_no_warning() {
     let file = directory.path().join("all.toml");
     std::fs::write(&file, command::run(&["config"]).out).expect("it is written");
     let answer = command::run(&["config", "--config", file.to_str().expect("UTF-8")]);
-    assert!(answer.code == 0 && !answer.err.contains("nothing comes of"), "{answer:?}");
+    assert!(answer.code == 0 && !answer.err.contains("no effect"), "{answer:?}");
     let answer = command::run(&["config", "--tier.fs.directories", "[]"]);
-    assert!(!answer.err.contains("nothing comes of"), "{answer:?}");
+    assert!(!answer.err.contains("no effect"), "{answer:?}");
 }
 
 #[test]

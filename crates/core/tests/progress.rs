@@ -221,13 +221,17 @@ fn a_size_gets_its_own_memory_back_while_a_drain_waits_for_somebody() {
     }
     let slots = |rig: &Rig| rig.core.classes().iter().map(|class| class.slots).collect::<Vec<_>>();
     assert_eq!(slots(&rig), [0, 0, 0], "nobody has anything");
+    let draining = |rig: &Rig| rig.core.classes().iter().map(|class| class.draining).collect::<Vec<_>>();
+    assert_eq!(draining(&rig), [16, 4, 0]);
     for (key, ns) in (10..).step_by(10).zip(own) {
         store_at_last(&mut rig, ns, key, 5, |_| {});
     }
     assert_eq!(slots(&rig), [16, 4, 0]);
+    assert_eq!(draining(&rig), [0, 0, 0]);
     // When the engine is gone, the third size has its turn.
     rig.core.instance_gone(IDLE);
     store_at_last(&mut rig, late, 1, 20, |_| {});
+    assert_eq!(draining(&rig), [0, 0, 0]);
     rig.audit();
 }
 

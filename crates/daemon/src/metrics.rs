@@ -45,6 +45,8 @@ pub struct Snapshot {
     pub queue_time: Duration,
     /// When the daemon started, in seconds since 1970.
     pub start_time_seconds: u64,
+    /// The commit that the daemon was built from; empty if it is not known.
+    pub revision: &'static str,
 }
 
 #[derive(Clone, Debug, Default)]

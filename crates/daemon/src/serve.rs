@@ -29,14 +29,15 @@ use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, s
 use crate::{listen, random, recover, turns, vital};
 
 /// Opens the pool, serves until SIGTERM, SIGINT or SIGHUP, drains, and returns. Needs a current-thread runtime.
+/// `revision` is the commit that the program was built from, for who asks; empty if it is not known.
 ///
 /// In a box, so that all of the daemon is compiled in this crate. An `async fn` is compiled in the crate that waits for
 /// it, here the command, which is compiled for size.
-pub fn serve(config: Config) -> Pin<Box<dyn Future<Output = Result<()>>>> {
-    Box::pin(run(config))
+pub fn serve(config: Config, revision: &'static str) -> Pin<Box<dyn Future<Output = Result<()>>>> {
+    Box::pin(run(config, revision))
 }
 
-async fn run(config: Config) -> Result<()> {
+async fn run(config: Config, revision: &'static str) -> Result<()> {
     let mut end = End::new()?;
     // Handled, a write past `ulimit -f` is an error like any other, and not the end without a word.
     let _past_file_size = handler(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
@@ -58,6 +59,7 @@ async fn run(config: Config) -> Result<()> {
         return Ok(());
     };
     let (shared, to_verify, to_move) = open(config)?;
+    shared.lock().revision = revision;
     shared.turns().begin();
     verify::start(&shared, to_verify);
     relocate::start(&shared, to_move);
@@ -293,6 +295,7 @@ impl http::Source for Pages {
             event_time: self.shared.turns().histogram(),
             queue_time: self.shared.turns().queue_time().waited,
             start_time_seconds: self.start_time_seconds,
+            revision: state.revision,
         })
     }
 }

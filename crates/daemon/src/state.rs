@@ -44,6 +44,8 @@ pub struct State {
     /// Who may connect.
     pub users: Vec<u32>,
     pub boot_id: u64,
+    /// The commit that the program was built from; empty if it is not known.
+    pub revision: &'static str,
     pub namespaces: Namespaces,
     pub purges: Purges,
     /// Namespaces that were purged while a disk was away, and are to be purged again.
@@ -214,6 +216,7 @@ impl State {
             table: Table::new(pool),
             instances: Instances::default(),
             boot_id,
+            revision: "",
             namespaces: Namespaces::default(),
             purges: Purges::default(),
             void: BTreeSet::new(),

@@ -23,7 +23,7 @@ use golden::assert_golden;
 
 fn class(slot_bytes: u64, slots: u64, [ready, reserved, promoting, fenced]: [u64; 4]) -> ClassReport {
     let used = ready + reserved + promoting + fenced;
-    ClassReport { slot_bytes, slots, used, ready, pinned: 7, reserved, promoting, fenced }
+    ClassReport { slot_bytes, slots, draining: 0, used, ready, pinned: 7, reserved, promoting, fenced }
 }
 
 fn tier() -> Tier {
@@ -220,6 +220,7 @@ fn snapshot() -> Snapshot {
         }),
         alarms: vec![Alarm { name: "hit rate fell", cause: "said by advise", hint: "and there alone" }],
         start_time_seconds: 90,
+        revision: "0123456789ab",
         ..Snapshot::default()
     };
     snapshot.lookup_time.record(150);

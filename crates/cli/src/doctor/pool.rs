@@ -26,20 +26,27 @@ pub fn checks(config: &Config, holdings: Option<&Holdings>, held_bytes: u64, out
         return vec![of_daemon(holdings, config.pool.huge_pages)];
     }
     // A pool that does not fit is what the check of memory is about.
-    let directory = config.pool.directory.display();
-    let usable = match outlook {
-        Err(error) if error.kind() != ErrorKind::Full => return vec![Check::failed("pool", &error)],
-        Ok(Some(reason)) => {
-            let finding = format!("the pool in `{directory}` would be replaced, and its blocks lost: {reason}");
-            Check::warn(
-                "pool",
-                finding,
-                "keep `pool.unit_bytes`, and lower `pool.capacity_bytes` only to lose the blocks",
-            )
-        }
-        _ => Check::ok("pool", format!("`{directory}` can be used")),
+    let unless_full = |error: Error| if error.kind() == ErrorKind::Full { None } else { Some(error) };
+    let replaced = match outlook.map_err(unless_full) {
+        Err(Some(error)) => return vec![Check::failed("pool", &error)],
+        outlook => outlook.ok().flatten(),
     };
-    [usable].into_iter().chain(huge_pages(config, held_bytes)).collect()
+    let capacity_bytes = config.pool.capacity_bytes.0.saturating_sub(held_bytes).max(4 * MIN_UNIT_BYTES);
+    let trial = match try_out(&config.pool.directory, capacity_bytes, config.pool.huge_pages).map_err(unless_full) {
+        Err(Some(error)) => return vec![Check::failed("pool", &error)],
+        trial => trial.ok(),
+    };
+    let directory = config.pool.directory.display();
+    let usable = match replaced {
+        Some(reason) => {
+            let finding = format!("the pool in `{directory}` would be replaced, and its blocks lost: {reason}");
+            let hint = "keep `pool.unit_bytes`, and lower `pool.capacity_bytes` only to lose the blocks";
+            Check::warn("pool", finding, hint)
+        }
+        None => Check::ok("pool", format!("`{directory}` can be used")),
+    };
+    let pages = trial.map(|report| of_trial(&report, config.pool.huge_pages, capacity_bytes));
+    [usable].into_iter().chain(pages).collect()
 }
 
 /// Why `serve` would replace the pool that is there, if it would, or the error with which it would not open one.
@@ -56,16 +63,6 @@ pub fn outlook(config: &Config) -> Outlook {
     let directory = check_directory(&config.pool.directory, Holds::Pool);
     let usable = directory.and_then(|(path, is_there)| if is_there { check_mount(&path) } else { Ok(()) });
     usable.and_then(|()| Pool::check(&wanted))
-}
-
-fn huge_pages(config: &Config, held_bytes: u64) -> Option<Check> {
-    let capacity_bytes = config.pool.capacity_bytes.0.saturating_sub(held_bytes).max(4 * MIN_UNIT_BYTES);
-    match try_out(&config.pool.directory, capacity_bytes, config.pool.huge_pages) {
-        Ok(report) => Some(of_trial(&report, config.pool.huge_pages, capacity_bytes)),
-        // A pool that does not fit is what the check of memory is about.
-        Err(error) if error.kind() == ErrorKind::Full => None,
-        Err(error) => Some(Check::failed(NAME, &error)),
-    }
 }
 
 fn of_daemon(holdings: &Holdings, wish: HugePages) -> Check {

@@ -14,6 +14,8 @@ pub struct ClassReport {
     pub slot_bytes: u64,
     /// Slots of all extents of the class that do not drain.
     pub slots: u64,
+    /// Slots of the others: no slot of them is given any more, and their memory goes to other sizes.
+    pub draining: u64,
     /// Slots in use: `ready + reserved + promoting + fenced`.
     pub used: u64,
     /// Slots that hold a block, verified or not.
@@ -84,6 +86,7 @@ impl Core {
             ClassReport {
                 slot_bytes: class.slot_bytes,
                 slots: class.slots,
+                draining: class.draining,
                 used: class.used,
                 ready: class.used - tally.reserved - tally.promoting - tally.moving - tally.fenced,
                 pinned: tally.pinned,

@@ -43,6 +43,8 @@ pub(crate) struct Class {
     pub slot_bytes: u64,
     /// Slots in extents that are not draining.
     pub slots: u64,
+    /// Slots in extents that are.
+    pub draining: u64,
     pub used: u64,
     /// Extents with a free slot, not draining.
     available: Vec<ExtentId>,
@@ -151,7 +153,7 @@ impl Space {
         if !is_possible || self.classes.len() >= Space::MAX_CLASSES {
             return None;
         }
-        self.classes.push(Class { slot_bytes, slots: 0, used: 0, available: Vec::new() });
+        self.classes.push(Class { slot_bytes, slots: 0, draining: 0, used: 0, available: Vec::new() });
         Some(ClassId(self.classes.len() as u16 - 1))
     }
 
@@ -383,6 +385,7 @@ impl Space {
     pub fn give_back(&mut self, id: ExtentId) -> Run {
         let extent = self.extents[id.0 as usize].take().expect("given-back extents live");
         assert!(extent.is_draining && extent.used() == 0, "extent {id:?} is given back while in use");
+        self.classes[extent.class.0 as usize].draining -= u64::from(extent.slots);
         let (first_unit, units) = (extent.first_unit, extent.units);
         self.units[first_unit as usize..(first_unit + units) as usize].fill(Unit::Drained);
         Run { first_unit, units }
@@ -411,6 +414,7 @@ impl Space {
             extent.is_draining = false;
             let class = &mut self.classes[extent.class.0 as usize];
             class.slots += u64::from(extent.slots);
+            class.draining -= u64::from(extent.slots);
             if extent.used() < extent.slots {
                 class.available.push(id);
             }
@@ -476,6 +480,7 @@ impl Space {
         extent.is_draining = true;
         let class = &mut self.classes[extent.class.0 as usize];
         class.slots -= u64::from(extent.slots);
+        class.draining += u64::from(extent.slots);
         class.available.retain(|available| *available != id);
     }
 

@@ -1,4 +1,4 @@
-//! What values must hold beyond their type, and those of which nothing comes, checked once all of them are known.
+//! What values must hold beyond their type, and those that have no effect, checked once all of them are known.
 //!
 //! What only the machine can tell (is there that much memory, may we write there) is checked by those who use
 //! the value.
@@ -108,7 +108,7 @@ fn of_every_tier(tier: &dyn TierSpec) -> [Demand; 3] {
     ]
 }
 
-/// Settings that are allowed where nothing comes of them, whoever made them. Somebody who did is told.
+/// Settings that are allowed where they have no effect, whoever made them. Somebody who did is told.
 pub(super) fn idle(config: &Config) -> Vec<Idle> {
     let Config { http, limits, tiers, .. } = config;
     let mut idle = Vec::new();

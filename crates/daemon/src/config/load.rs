@@ -147,14 +147,15 @@ impl Loaded {
         Ok(())
     }
 
-    /// Keys that somebody set to other values than the usual ones, and of which nothing comes.
+    /// Keys that somebody set to other values than the usual ones, and that have no effect.
     fn without_effect(&self) -> Vec<String> {
         let usual = Config::default();
         let is_set = |key: &&Key| *self.origin(key) != Origin::Default && self.config.value(key) != usual.value(key);
         let told = |Idle { keys, because }| {
             let set = keys.iter().filter_map(|name| find(name)).filter(is_set);
             let set: Vec<String> = set.map(|key| format!("`{}`", key.name)).collect();
-            (!set.is_empty()).then(|| format!("nothing comes of {}: {because}", set.join(", ")))
+            let have = if set.len() == 1 { "has" } else { "have" };
+            (!set.is_empty()).then(|| format!("{} {have} no effect: {because}", set.join(", ")))
         };
         idle(&self.config).into_iter().filter_map(told).collect()
     }

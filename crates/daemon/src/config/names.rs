@@ -75,9 +75,7 @@ fn unknown_variable(name: &str) -> Result<String> {
         Some(meant) => {
             Err(Error::invalid(format!("unknown variable `{name}`")).hint(format!("did you mean `{meant}`?")))
         }
-        None => {
-            Ok(format!("the variable `{name}` names no key, so nothing comes of it; `forebay config` lists all keys"))
-        }
+        None => Ok(format!("the variable `{name}` names no key, so it has no effect; `forebay config` lists all keys")),
     }
 }
 

@@ -57,8 +57,8 @@ const fn metric(name: &'static str, help: &'static str, read: Read) -> Metric {
 static METRICS: &[Metric] = &[
     metric(
         "forebay_build_info",
-        "Always 1; the label `version` names the daemon's version.",
-        Gauges(&["version"], |_| version()),
+        "Always 1; the labels name the daemon's version and the commit that it was built from.",
+        Gauges(&["version", "revision"], version),
     ),
     metric(
         "forebay_start_time_seconds",
@@ -638,8 +638,8 @@ fn encode_counter(out: &mut MetricEncoder, value: u64) -> fmt::Result {
     out.encode_counter::<NoLabelSet, u64, u64>(&value, None)
 }
 
-fn version() -> Samples {
-    vec![(vec![env!("CARGO_PKG_VERSION").to_string()], 1)]
+fn version(snapshot: &Snapshot) -> Samples {
+    vec![(vec![env!("CARGO_PKG_VERSION").to_string(), snapshot.revision.to_string()], 1)]
 }
 
 fn slots_by_class(snapshot: &Snapshot) -> Samples {

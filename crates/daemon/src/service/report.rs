@@ -40,6 +40,7 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
             saved_tokens: state.saved.tokens,
             saved_prefill_us: state.saved.prefill_us,
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            revision: state.revision.to_owned(),
             uptime_seconds: state.started.elapsed().as_secs(),
             keys: state.core.stats().keys,
             hits: state.core.stats().hits,
@@ -189,6 +190,7 @@ fn classes(state: &State) -> Vec<ClassInfo> {
         ready: class.ready,
         free: class.free(),
         pinned: class.pinned + class.reserved,
+        draining: class.draining,
     });
     classes.collect()
 }

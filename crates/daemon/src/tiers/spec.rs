@@ -48,7 +48,7 @@ pub trait TierSpec: Section {
         Vec::new()
     }
 
-    /// Settings of a configured tier of which nothing comes beside its others.
+    /// Settings of a configured tier that have no effect beside its others.
     fn idle(&self) -> Vec<Idle> {
         Vec::new()
     }

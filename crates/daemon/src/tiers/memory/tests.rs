@@ -69,7 +69,7 @@ impl Daemon {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
                 tokio::select! {
-                    ended = crate::serve(config) => panic!("the daemon ended: {ended:?}"),
+                    ended = crate::serve(config, "") => panic!("the daemon ended: {ended:?}"),
                     _ = stopped => {}
                 }
             });
