@@ -108,7 +108,7 @@ fn blocks_that_nobody_used_for_too_long_go_and_others_stay() {
 #[test]
 fn a_file_that_is_longer_than_any_block_costs_no_block_its_room() {
     let home = home();
-    let mut host = Host::open(&FsConfig { capacity_bytes: Some(CAPACITY), ..brisk(home.path()) });
+    let mut host = Host::open(&bounded(home.path()));
     (0..20).for_each(|number| host.is_stored(number, LENGTH));
     let path = object_of(home.path(), 3);
     File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
