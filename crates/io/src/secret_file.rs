@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use forebay_core::{Error, ErrorKind, Result};
+use rustix::fs::{Mode, OFlags};
 
 use crate::trust;
 
@@ -60,17 +61,17 @@ pub fn read_secret(key: &'static str, path: &Path) -> Result<String> {
     if secret.is_empty() {
         return Err(cannot(key, path, io::Error::other("it is empty")));
     }
+    // Some editors begin a text so, and some tools end one so. No service takes it for a part of the secret.
+    if secret.starts_with('\u{feff}') || secret.contains('\0') {
+        return Err(cannot(key, path, io::Error::other("it holds a byte order mark or a NUL")));
+    }
     Ok(secret.to_owned())
 }
 
 /// All of a file that holds a secret, under the same conditions.
 pub(crate) fn read_file(key: &'static str, path: &Path) -> Result<Vec<u8>> {
     let cannot = |error| cannot(key, path, error);
-    let is_file = path.metadata().map_err(cannot)?.is_file();
-    if !is_file {
-        return Err(cannot(io::Error::other("it is not a file")));
-    }
-    let file = File::open(path).map_err(cannot)?;
+    let file = open(path).map_err(cannot)?;
     trust::check(&file, path).map_err(|error| named(key, path, error))?;
     if file.metadata().map_err(cannot)?.mode() & OTHERS_READ != 0 && is_news(path) {
         tracing::warn!(
@@ -80,11 +81,26 @@ pub(crate) fn read_file(key: &'static str, path: &Path) -> Result<Vec<u8>> {
             "all users who reach the file of a secret can read it"
         );
     }
+    whole(&file, MOST_BYTES).map_err(cannot)
+}
+
+/// Opens a file, and nothing else: a pipe, a device or what the kernel makes up could keep a reader waiting.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a file")),
+    }
+}
+
+/// All of a file, if it has `most` bytes or less.
+pub(crate) fn whole(file: &File, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(cannot)?;
-    match bytes.len() as u64 <= MOST_BYTES {
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 <= most {
         true => Ok(bytes),
-        false => Err(cannot(io::Error::other("it is too long"))),
+        false => Err(io::Error::other("it is too long")),
     }
 }
 
@@ -138,13 +154,18 @@ mod tests {
     #[test]
     fn a_file_that_is_no_secret_is_refused_without_a_word_of_what_it_holds() {
         let home = tempfile::tempdir().unwrap();
-        let [empty, long, binary, open] = ["empty", "long", "binary", "open"].map(|name| home.path().join(name));
+        let [empty, long, binary, open, marked, ended, pipe] =
+            ["empty", "long", "binary", "open", "marked", "ended", "pipe"].map(|name| home.path().join(name));
         write(&empty, "\n").unwrap();
         write(&long, "s3cret".repeat(20_000)).unwrap();
         write(&binary, b"s3cret\xff").unwrap();
         write(&open, "s3cret").unwrap();
+        write(&marked, "\u{feff}s3cret\n").unwrap();
+        write(&ended, "s3cret\0").unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
         set_permissions(&open, Permissions::from_mode(0o666)).unwrap();
-        for path in [empty, long, binary, open, home.path().to_owned(), home.path().join("absent")] {
+        for path in [empty, long, binary, open, marked, ended, pipe, home.path().to_owned(), home.path().join("absent")]
+        {
             let error = read_secret("tier.redis.password_file", &path).unwrap_err();
             assert!(error.to_string().contains("tier.redis.password_file") && error.hint_text().is_some(), "{error}");
             assert!(error.to_string().contains(&*path.to_string_lossy()), "{error}");

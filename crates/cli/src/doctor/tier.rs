@@ -112,19 +112,19 @@ fn served(tier: &TierInfo, is_shared: bool) -> Check {
         "opening" => Check::warn(name, "its index is being read", "run `forebay doctor` again in a moment"),
         "failed" => Check::fail(
             name,
-            format!("it has failed: {}", tier.why),
+            format!("it has failed: {}", escaped(&tier.why)),
             format!("check the {place}, and restart the daemon"),
         ),
         // A server's words where a user or a password is wrong.
         _ if ["WRONGPASS", "NOAUTH"].iter().any(|word| tier.why.contains(word)) => Check::warn(
             name,
-            format!("it is sick: {}", tier.why),
+            format!("it is sick: {}", escaped(&tier.why)),
             "correct the file of the password, which the daemon reads again by itself; or correct the configuration, and \
              restart the daemon",
         ),
         _ => Check::warn(
             name,
-            format!("it is sick: {}", tier.why),
+            format!("it is sick: {}", escaped(&tier.why)),
             format!("check the {place}; the daemon tries it again by itself"),
         ),
     }

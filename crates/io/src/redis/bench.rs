@@ -460,7 +460,8 @@ impl Plain {
         let greeting = greeting(settings);
         plain.command = greeting.bytes;
         for reply in plain.exchange(greeting.commands).map_err(cannot)? {
-            if reply.starts_with('-') {
+            if let Some(error) = reply.strip_prefix('-') {
+                let reply = resp::said(error.trim_end().as_bytes());
                 return Err(Error::new(ErrorKind::Unavailable, "the server refused the benchmark").with("reply", reply));
             }
         }

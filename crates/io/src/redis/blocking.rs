@@ -37,16 +37,16 @@ pub(super) struct BlockingClient {
 
 impl BlockingClient {
     /// Connects to the first address of the host that answers, sends the greeting and returns its last reply. A
-    /// refusal is an error. Takes `connect_timeout` at most.
+    /// refusal is an error. Takes `connect_timeout` at most, of which half may go to files that do not answer.
     pub fn connect(
         address: &Address,
         access: &Access,
         greet: impl Fn() -> Greeting,
         config: &RedisConfig,
     ) -> Result<(BlockingClient, Reply)> {
-        access.renew();
-        let greeting = greet();
         let due = Instant::now() + config.connect_timeout;
+        access.renew(due - config.connect_timeout / 2);
+        let greeting = greet();
         let hint = match access.tls {
             Some(_) => "check the server, and whether it speaks TLS on this port, and try again when it answers",
             None => "check the server, and try again when it answers",

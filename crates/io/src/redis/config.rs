@@ -5,7 +5,7 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_core::{BlockKey, Error, Result, size};
 
@@ -293,10 +293,10 @@ impl Access {
         Ok(Access { user: credentials.user.clone(), password: password.transpose()?, tls })
     }
 
-    /// Reads again what was replaced. Waits for the disk.
-    pub fn renew(&self) {
-        self.password.iter().for_each(Replaceable::renew);
-        self.tls.iter().for_each(|tls| tls.files.renew());
+    /// Reads again what was replaced. Waits for the disk until `due`.
+    pub fn renew(&self, due: Instant) {
+        self.password.iter().for_each(|password| password.renew(due));
+        self.tls.iter().for_each(|tls| tls.files.renew(due));
     }
 
     /// The same on other threads, for the next connection but one.

@@ -405,10 +405,7 @@ impl Connection {
                 self.is_to_replica |= text.starts_with(b"READONLY");
                 flight.refused(text, &self.address);
                 if let Some(Verdict::Done(Outcome::Failed(_))) = flight.verdict {
-                    // Behind it are the block's name and the first of its bytes, which differ each time.
-                    let said = String::from_utf8_lossy(text);
-                    let said = said.split(", with args beginning with").next().unwrap_or_default();
-                    self.refusals[flight.job.verb() as usize] = Some(said.to_owned());
+                    self.refusals[flight.job.verb() as usize] = Some(resp::said(text));
                 }
             }
             (_, Head::Simple(b"OK")) if flight.awaits_asking() => {}

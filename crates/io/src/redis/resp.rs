@@ -63,6 +63,15 @@ fn number(text: &[u8]) -> Result<i64, LostStep> {
     number.ok_or(LostStep("a reply's number is not valid"))
 }
 
+/// A server's error, as a person may read it. A server that does not know a command repeats its arguments: a password,
+/// or the name of a block. Control characters would reach a terminal.
+pub fn said(error: &[u8]) -> String {
+    let text = String::from_utf8_lossy(error);
+    let text = text.split(", with args beginning with").next().unwrap_or_default();
+    let shown = |letter: char| if letter.is_control() { letter.escape_default().to_string() } else { letter.into() };
+    text.chars().map(shown).collect()
+}
+
 /// A whole reply, for the few that carry no block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
@@ -112,7 +121,7 @@ fn nested(bytes: &[u8], depth: u32) -> Result<Option<(Reply, usize)>, LostStep> 
     let Some((head, mut end)) = head(bytes)? else { return Ok(None) };
     let reply = match head {
         Head::Simple(text) => Reply::Text(text.to_vec()),
-        Head::Error(text) => Reply::Error(String::from_utf8_lossy(text).into_owned()),
+        Head::Error(text) => Reply::Error(said(text)),
         Head::Integer(number) => Reply::Integer(number),
         Head::Null => Reply::Null,
         Head::Bulk(len) => {
@@ -189,6 +198,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn an_error_is_said_without_arguments_and_control_characters() {
+        for (error, said) in [
+            ("ERR unknown command 'AUTH', with args beginning with: 's3cret' ", "ERR unknown command 'AUTH'"),
+            ("ERR unknown command `AUTH`, with args beginning with: `s3cret`, ", "ERR unknown command `AUTH`"),
+            ("ERR \u{1b}[2J\u{7}done", "ERR \\u{1b}[2J\\u{7}done"),
+            ("WRONGPASS invalid", "WRONGPASS invalid"),
+        ] {
+            assert_eq!(super::said(error.as_bytes()), said);
+        }
+        let reply = reply(b"-ERR unknown command 'AUTH', with args beginning with: 'x'\r\n").unwrap().unwrap().0;
+        assert_eq!(reply.error(), Some("ERR unknown command 'AUTH'"));
+    }
 
     #[test]
     fn each_type_is_read() {

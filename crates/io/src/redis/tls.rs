@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::{fs, io};
 
 use forebay_core::{Error, ErrorKind, Result};
 use rustls::pki_types::pem::PemObject;
@@ -15,6 +14,9 @@ use crate::secret_file;
 
 /// The machine's trusted certificates, on Debian and on Red Hat.
 const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
+
+/// The certificates that a system trusts take some 200 KiB.
+const MOST_BYTES: u64 = 16 << 20;
 
 /// TLS settings.
 #[derive(Clone)]
@@ -83,12 +85,8 @@ fn roots(config: &TlsConfig) -> Result<RootCertStore> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    // A pipe would be waited for.
-    let whole = || match fs::metadata(path)?.is_file() {
-        true => fs::read(path),
-        false => Err(io::Error::other("it is not a file")),
-    };
-    let text = whole().map_err(|error| {
+    let whole = secret_file::open(path).and_then(|file| secret_file::whole(&file, MOST_BYTES));
+    let text = whole.map_err(|error| {
         Error::new(ErrorKind::Io, "cannot read a file of the TLS configuration")
             .with("path", path.display())
             .source(error)

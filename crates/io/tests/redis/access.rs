@@ -8,7 +8,7 @@ use forebay_core::ErrorKind;
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Health, Outcome, Tier};
 use forebay_io::StoreReport;
-use forebay_io::redis::{Credentials, Mode, Password, Redis, RedisConfig, examine};
+use forebay_io::redis::{Credentials, Mode, Password, Redis, RedisConfig, SentinelConfig, examine};
 use forebay_io::secret_file::SecretFile;
 use forebay_io::uring::Region;
 
@@ -219,6 +219,35 @@ fn a_refused_password_is_sickness_and_is_told_without_the_password() {
     admin.must(&["AUTH", "right"]);
     admin.must(&["CONFIG", "SET", "requirepass", "wrong-one"]);
     bed.await_service();
+}
+
+/// Its answer repeats what it did not understand.
+#[test]
+fn a_server_that_does_not_know_the_command_is_told_without_the_password() {
+    const PASSWORD: &str = "S3cretHunter2";
+    for kind in BOTH {
+        let server = Server::on_port(kind, &["--rename-command", "AUTH", "LOGIN"]);
+        let single = with_password(&server, &format!(":{PASSWORD}"));
+        let cluster = RedisConfig { mode: Mode::Cluster, ..single.clone() };
+        let credentials = Credentials { user: None, password: Some(PASSWORD.into()) };
+        let sentinel = SentinelConfig { master: "cache".to_owned(), credentials, is_tls: None };
+        let sentinel = RedisConfig { mode: Mode::Sentinel, sentinel, ..config(&server.tcp_url()) };
+        for config in [single, cluster, sentinel] {
+            let mut bed = Bed::open(&config);
+            until(
+                || {
+                    bed.turn();
+                    bed.redis.report().last_error.is_some()
+                },
+                || "an unknown command does not show".to_string(),
+            );
+            let report = format!("{:?}", bed.redis.report());
+            assert!(report.contains("unknown command") && !report.contains(PASSWORD), "{report}");
+            let error = examine(&config).remove(0).unwrap_err();
+            assert!(error.to_string().contains("unknown command"), "{error}");
+            assert!(!error.told().contains(PASSWORD), "{}", error.told());
+        }
+    }
 }
 
 #[test]
