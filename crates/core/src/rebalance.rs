@@ -19,8 +19,8 @@ struct Drain {
     slot: u32,
     /// In this pass a block found no other place.
     has_unplaced: bool,
-    /// A pass met a slot that somebody has to fill.
-    has_reserved: bool,
+    /// A pass met a slot that somebody has to fill, or that is fenced.
+    has_kept: bool,
     /// A whole pass was made; what is left is held.
     is_waiting: bool,
 }
@@ -49,7 +49,7 @@ impl Drains {
     /// From now on `run` is drained for `recipient`.
     pub fn begin(&mut self, run: Run, recipient: ClassId) {
         let (unit, slot) = (run.first_unit, 0);
-        let drain = Drain { run, recipient, unit, slot, has_unplaced: false, has_reserved: false, is_waiting: false };
+        let drain = Drain { run, recipient, unit, slot, has_unplaced: false, has_kept: false, is_waiting: false };
         self.all.insert(0, drain);
     }
 
@@ -84,10 +84,10 @@ impl Drains {
         }
     }
 
-    /// A pass over `run` met a slot that somebody has to fill.
-    pub fn note_reserved(&mut self, run: Run) {
+    /// A pass over `run` met a slot that somebody has to fill, or that is fenced.
+    pub fn note_kept(&mut self, run: Run) {
         if let Some(drain) = self.all.iter_mut().find(|drain| drain.run == run) {
-            drain.has_reserved = true;
+            drain.has_kept = true;
         }
     }
 
@@ -97,13 +97,13 @@ impl Drains {
         Some(self.all.remove(at).recipient)
     }
 
-    /// Gives up a drain that waits for whoever has slots to fill, of a run in which `class` has a free slot. False if
+    /// Gives up a drain that waits for whoever keeps such slots, of a run in which `class` has a free slot. False if
     /// there is none.
     pub fn give_up(&mut self, slots: &mut Slots, class: ClassId) -> bool {
         if self.copies > 0 || self.in_vain == Some(class) {
             return false;
         }
-        let may_end = |drain: &Drain| drain.is_waiting && drain.has_reserved && slots.has_free_in(drain.run, class);
+        let may_end = |drain: &Drain| drain.is_waiting && drain.has_kept && slots.has_free_in(drain.run, class);
         let Some(at) = self.all.iter().position(may_end) else {
             self.in_vain = Some(class);
             return false;

@@ -235,6 +235,35 @@ fn a_size_gets_its_own_memory_back_while_a_drain_waits_for_somebody() {
     rig.audit();
 }
 
+/// A disk that hangs keeps the slots that it was filling, and a reader that is stopped those of purged blocks.
+#[test]
+fn a_size_gets_its_own_memory_back_while_a_drain_waits_for_fenced_slots() {
+    let mut rig = Rig::with(Config { reserve_permille: 500, ..Config::new(UNIT_BYTES, 2) });
+    let own = [(1, SMALL), (2, 4 * SMALL)].map(|(id, bytes)| {
+        let (purged, ns) = (rig.open(id, &layout(bytes)), rig.open(10 + id, &layout(bytes)));
+        assert_eq!((rig.store(purged, None, &[1]), rig.store(ns, None, &[1, 2])), (1, 2));
+        let (hits, lease) = rig.lease(purged, &[1]);
+        assert_eq!(hits, 1);
+        rig.core.purge(NamespaceId(id)).unwrap();
+        (ns, lease)
+    });
+    let late = rig.open(3, &layout(8 * SMALL));
+    for _ in 0..20 {
+        assert_eq!(rig.store(late, None, &[1]), 0);
+        rig.step_to_the_end();
+    }
+    assert!(rig.core.classes().iter().all(|class| class.slots == 0), "{:?}", rig.core.classes());
+    for (key, (ns, _)) in (10..).step_by(10).zip(own) {
+        store_at_last(&mut rig, ns, key, 5, |_| {});
+    }
+    // When the readers have ended, the third size has its turn.
+    for (_, lease) in own {
+        rig.core.release(ENGINE, lease);
+    }
+    store_at_last(&mut rig, late, 1, 20, |_| {});
+    rig.audit();
+}
+
 /// Leases on the blocks of the other overlap, so some of its slots are always in use. They end, unlike a stock.
 #[test]
 fn a_size_gets_the_only_unit_from_one_that_is_always_busy() {

@@ -110,7 +110,7 @@ impl Core {
         allowance.starts -= 1;
         if !self.has_free_slot(class) && !self.free_slots(class, 1, &mut allowance.evictions) {
             // The coldest blocks are held, perhaps by this very lookup, and were moved out of the way: the next lookup
-            // finds others. The limit above guarantees that there are some.
+            // finds others. The limit above leaves some in the pool, but not in each class: then the lookup waits.
             allowance.lacks_room = true;
             return Some(MissReason::PromotionUnfinished);
         }

@@ -6,8 +6,8 @@
 //! the run. Blocks that nobody holds move to other slots of their class (`relocate`), which evicts its coldest blocks
 //! for that. Held blocks are moved when they are released. Meanwhile no other class gets the run's empty units, or a
 //! busy class would take them back. Draining continues in pieces; its state is [`Drains`](crate::rebalance::Drains). A
-//! drain that waits for slots that somebody has to fill is given up if all extents of a class drain, and the class
-//! needs a slot in that run.
+//! drain that waits for slots that somebody has to fill, or that are fenced, is given up if all extents of a class
+//! drain, and the class needs a slot in that run.
 
 use std::cmp::Reverse;
 
@@ -62,8 +62,8 @@ impl Core {
         let blocks: Vec<BlockId> = self.slots.space().blocks_in(id, from, to).collect();
         let (mut budget, mut is_all) = (EVICTIONS_PER_STEP, true);
         for block in blocks {
-            if self.slots[block].state == State::Reserved {
-                self.drains.note_reserved(run);
+            if matches!(self.slots[block].state, State::Reserved | State::Fenced) {
+                self.drains.note_kept(run);
             } else if self.slots.is_indexed(block) && !self.slots.is_held(block) {
                 is_all &= self.relocate(block, &mut budget);
             }
@@ -82,9 +82,9 @@ impl Core {
         }
     }
 
-    /// If all extents of `class` drain, and one of the drains waits for slots that somebody has to fill, the class has
-    /// its extents of that run again. These slots may be the stock of idle engines, which keep it as long as they run.
-    /// Other holders let go.
+    /// If all extents of `class` drain, and one of the drains waits for slots that somebody has to fill or that are
+    /// fenced, the class has its extents of that run again. These slots may be the stock of idle engines, which keep it
+    /// as long as they run, or wait for a disk that hangs. Other holders let go.
     pub(crate) fn reclaim(&mut self, class: ClassId) -> bool {
         self.slots.space().class_info(class).slots == 0 && self.drains.give_up(&mut self.slots, class)
     }

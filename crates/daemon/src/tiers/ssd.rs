@@ -54,7 +54,8 @@ settings! {
         /// `second_sighting`, because most blocks are never looked up again, and writes wear a disk.
         admission: Admission = Admission::SecondSighting;
         /// Milliseconds that a request may wait for a block to be promoted before it is a miss. One second is far more
-        /// than a healthy disk takes, and less than the computation of a long prefix.
+        /// than a healthy disk takes, and less than the computation of a long prefix. A wait for room in the pool does
+        /// not count: the engine ends that one (`lookup_deadline_ms` of the connector).
         load_deadline_ms: u64 = 1000;
         /// Limit on the bytes written to each disk per second. Not limited by default.
         write_bytes_per_second: Option<Bytes> = None;
