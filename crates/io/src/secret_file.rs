@@ -84,7 +84,7 @@ pub(crate) fn read_file(key: &'static str, path: &Path) -> Result<Vec<u8>> {
     whole(&file, MOST_BYTES).map_err(cannot)
 }
 
-/// Opens a file, and nothing else: a pipe, a device or what the kernel makes up could keep a reader waiting.
+/// Opens a regular file without waiting. A pipe, a device or a file of the kernel could keep its reader waiting.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
