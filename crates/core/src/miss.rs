@@ -18,7 +18,7 @@ pub enum MissReason {
     NotYet,
     /// The same block exists under another model, layout or tenant.
     OtherNamespace,
-    /// Ready, but the engine's promises are at their limit.
+    /// Ready or on a lower tier, but leases hold all memory that they may, or all of its size.
     OverLimit,
     /// On its way up from a lower tier.
     PromotionUnfinished,

@@ -191,7 +191,13 @@ fn a_lookup_that_finds_no_slot_does_not_look_again_at_once() {
     assert_eq!(rig.look_on(&mut lookup, 0, 0, &keys).states, vec![STATE_NOT_YET; 150]);
     assert!(loads(&mut rig).is_empty(), "all slots are held");
     assert!(lookup.lacks_room() && !lookup.has_more_to_start());
-    rig.core.cancel_lookup(lookup);
+    rig.core.pause_lookup(&mut lookup);
+    assert!(rig.core.look_again(&mut lookup, ns));
+    lookup.stop_waiting_for_room();
+    assert_eq!(rig.look_on(&mut lookup, 0, 0, &keys).states, [0; 0], "nothing to wait for");
+    assert!(!lookup.lacks_room());
+    rig.core.finish_lookup(lookup);
+    assert_eq!(rig.core.stats().misses[MissReason::OverLimit as usize], 150);
     rig.core.release(ENGINE, lease);
     rig.audit();
 }

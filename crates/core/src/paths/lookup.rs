@@ -41,6 +41,8 @@ pub struct Lookup {
     cursor: Option<Cursor>,
     /// Tiers, by their bits, to which nothing more that it finds goes: one that took no more gets no child alone.
     full_tiers: u8,
+    /// A key whose promotion finds no slot is "not yet", rather than a miss.
+    waits_for_room: bool,
     /// A promotion that it wants found no slot.
     lacks_room: bool,
     /// Promotions that it wants could start at once.
@@ -138,6 +140,7 @@ impl Core {
             before,
             cursor,
             full_tiers,
+            waits_for_room: true,
             lacks_room,
             has_more,
             set_aside,
@@ -175,7 +178,7 @@ impl Core {
         let found = lookup.found.len();
         lookup.found.reserve(count as usize);
         answer.reserve(count as usize);
-        let mut allowance = Allowance::default();
+        let mut allowance = Allowance::new(lookup.waits_for_room);
         match hashes.as_chunks::<{ BlockHash::MAX_LEN }>() {
             // The usual length, which the compiler then knows.
             (hashes, []) if hash_bytes == BlockHash::MAX_LEN => {
@@ -494,6 +497,12 @@ impl Lookup {
     /// that changes.
     pub fn lacks_room(&self) -> bool {
         self.lacks_room
+    }
+
+    /// From now on, a key whose promotion finds no slot is a miss. Otherwise the lookup may wait for ever: perhaps for
+    /// memory that drains, and whose last blocks it holds itself.
+    pub fn stop_waiting_for_room(&mut self) {
+        self.waits_for_room = false;
     }
 
     /// The windowed groups that are looked at from now on are the last: they may use all room that was set aside.

@@ -35,15 +35,18 @@ pub(crate) struct Allowance {
     starts: usize,
     evictions: usize,
     probes: usize,
+    /// A promotion that finds no slot is tried again by a later look.
+    waits_for_room: bool,
     /// A promotion found no slot: what would have to go is held.
     pub lacks_room: bool,
     /// More promotions could start.
     pub is_spent: bool,
 }
 
-impl Default for Allowance {
-    fn default() -> Allowance {
-        Allowance { starts: STARTS, evictions: 2 * STARTS, probes: PROBES, lacks_room: false, is_spent: false }
+impl Allowance {
+    pub fn new(waits_for_room: bool) -> Allowance {
+        let (starts, evictions, probes) = (STARTS, 2 * STARTS, PROBES);
+        Allowance { starts, evictions, probes, waits_for_room, lacks_room: false, is_spent: false }
     }
 }
 
@@ -111,6 +114,9 @@ impl Core {
         if !self.has_free_slot(class) && !self.free_slots(class, 1, &mut allowance.evictions) {
             // The coldest blocks are held, perhaps by this very lookup, and were moved out of the way: the next lookup
             // finds others. The limit above leaves some in the pool, but not in each class: then the lookup waits.
+            if !allowance.waits_for_room {
+                return Some(MissReason::OverLimit);
+            }
             allowance.lacks_room = true;
             return Some(MissReason::PromotionUnfinished);
         }

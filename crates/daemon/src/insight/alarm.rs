@@ -143,7 +143,10 @@ fn cause_of_fall(most: MissReason) -> (&'static str, &'static str) {
             "a lower tier is too slow for the blocks that have to be promoted",
             "raise `pool.capacity_bytes`, or use faster disks",
         ),
-        MissReason::OverLimit => ("leases pin their whole share of the pool", "raise `pool.promise_share`"),
+        MissReason::OverLimit => (
+            "leases pin their whole share of the pool, or all memory for blocks of a size",
+            "raise `pool.capacity_bytes`, or `pool.promise_share`",
+        ),
     }
 }
 

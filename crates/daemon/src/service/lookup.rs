@@ -43,6 +43,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(10);
 /// A lookup looks again after so long at the latest, whether anything is said to have ended or not.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// A lookup that finds no slot waits for one so long without any news, then for none any more. Blocks that move out of
+/// the way of another size take milliseconds. But this very lookup may hold what has to go, or others may that wait for
+/// each other.
+const LONGEST_WAIT_FOR_ROOM: Duration = Duration::from_millis(500);
 /// The first place at which a request may stop waiting and still have a window, in lengths of the window. The others
 /// follow at twice the place before: a request has some half of what has come up, and a lookup brings up few windows
 /// that it may not need.
@@ -361,8 +365,14 @@ impl Pending {
 
     async fn keep_looking(&mut self, replies: &Sender) {
         let mut pause = FIRST_PAUSE;
-        while let Some(lookup) = &self.lookup {
+        let mut news_at = Instant::now();
+        while let Some(lookup) = &mut self.lookup {
             let (lacks_room, has_more) = (lookup.lacks_room(), lookup.has_more_to_start());
+            if !lacks_room {
+                news_at = Instant::now();
+            } else if news_at.elapsed() > LONGEST_WAIT_FOR_ROOM {
+                lookup.stop_waiting_for_room();
+            }
             if has_more {
                 tokio::time::sleep(self.least_pause()).await;
             } else {
@@ -378,6 +388,7 @@ impl Pending {
                 pause = FIRST_PAUSE;
             }
             let Some(reply) = reply else { continue };
+            news_at = Instant::now();
             if reply.lease == 0 || replies.send(Ok(reply)).await.is_err() {
                 return;
             }

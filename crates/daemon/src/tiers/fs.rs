@@ -56,7 +56,7 @@ settings! {
         /// Limit on the bytes written to the tier per second; writes beyond it wait. Not limited by default.
         store_bytes_per_second: Option<Bytes> = None;
         /// Milliseconds that a request may wait for a probe or a block before it is a miss. A wait for room in the pool
-        /// does not count: the engine ends that one (`lookup_deadline_ms` of the connector).
+        /// does not count: it ends after half a second in which no block comes.
         load_deadline_ms: u64 = 1000;
     }
 }

@@ -55,7 +55,7 @@ settings! {
         admission: Admission = Admission::SecondSighting;
         /// Milliseconds that a request may wait for a block to be promoted before it is a miss. One second is far more
         /// than a healthy disk takes, and less than the computation of a long prefix. A wait for room in the pool does
-        /// not count: the engine ends that one (`lookup_deadline_ms` of the connector).
+        /// not count: it ends after half a second in which no block comes.
         load_deadline_ms: u64 = 1000;
         /// Limit on the bytes written to each disk per second. Not limited by default.
         write_bytes_per_second: Option<Bytes> = None;
