@@ -39,14 +39,15 @@ demo: build
 
 test: test-rust test-python e2e
 
+# Four tests at a time, on two processors too: most wait for servers, disks and deadlines, not for a processor.
 test-rust: servers
-	cargo test --locked --quiet --all-features
+	RUST_TEST_THREADS=4 cargo test --locked --quiet --all-features
 
+# In two processes, as those below: tests wait for daemons and engines, and each has directories and ports of its own.
 test-python: build servers
-	$(BIN)/python -m pytest -q tests/python
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/python
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/connector
 
-# In two processes: engines wait for each other and for daemons, and each test has directories and ports of its own.
 e2e: build servers
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/e2e
 

@@ -14,7 +14,7 @@ use crate::bed::{Bed, config, key, loaded, name_of};
 use crate::conform::Suited;
 use crate::fake::{Answer, Fake, Then, bulk, well_behaved};
 use crate::purge::{OWN, emptied, empty};
-use crate::servers::{Admin, BOTH, Kind, Server, free_port, until};
+use crate::servers::{Admin, BOTH, Kind, Server, until};
 
 struct Cluster {
     nodes: Vec<Server>,
@@ -78,10 +78,8 @@ fn node(kind: Kind) -> Server {
 }
 
 fn node_with(kind: Kind, arguments: &[&str]) -> Server {
-    // Redis 6 has no `cluster-port`: the bus listens 10,000 above, which must be a port.
-    let port = std::iter::repeat_with(free_port).find(|port| *port < 50_000).unwrap();
     let arguments = [&["--cluster-enabled", "yes", "--cluster-node-timeout", "60000"], arguments].concat();
-    Server::on_given_port(kind, &arguments, port)
+    Server::on_port(kind, &arguments)
 }
 
 #[test]

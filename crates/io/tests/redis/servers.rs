@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -61,11 +62,7 @@ impl Server {
 
     /// On a free port of the loopback as well.
     pub fn on_port(kind: Kind, arguments: &[&str]) -> Server {
-        Server::on_given_port(kind, arguments, free_port())
-    }
-
-    pub fn on_given_port(kind: Kind, arguments: &[&str], port: u16) -> Server {
-        Server::run(kind, arguments, Some(port), "")
+        Server::run(kind, arguments, Some(free_port()), "")
     }
 
     /// One that watches over a master, as its file says.
@@ -150,9 +147,15 @@ fn socket_in(directory: &Path) -> PathBuf {
     directory.join("socket")
 }
 
-/// Nobody else is told this port for a while, since the kernel hands them out in turn.
+/// A port that was free a moment ago, as was the one 10,000 above, where the nodes of a cluster talk. Both lie below
+/// those that the kernel gives to connections, which would take one between two starts of a server. No other test of
+/// this process is told them.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id() as u16;
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let ports = std::iter::repeat_with(|| 10_000 + first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000);
+    ports.take(12_000).find(|port| is_free(*port) && is_free(port + 10_000)).expect("a free port")
 }
 
 /// Asks again and again until it is so.
