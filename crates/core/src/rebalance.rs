@@ -9,6 +9,8 @@ use crate::slots::{Run, Slots};
 /// Drains at a time. A new one begins only when all others wait for holders, so that a paused engine does not
 /// keep classes from growing.
 const MAX_DRAINS: usize = 4;
+/// While so many wait, one more may begin where nobody holds a slot, up to this number.
+const MOST_DRAINS: usize = 4 * MAX_DRAINS;
 
 struct Drain {
     run: Run,
@@ -39,11 +41,29 @@ pub(crate) struct Drains {
     /// For this class no drain could be given up in this event. One event may try for each of many keys, and a try
     /// looks at each extent of some runs.
     in_vain: Option<ClassId>,
+    /// Since the last tick, no run was found. A search looks at the slots of many runs.
+    has_found_none: bool,
 }
 
 impl Drains {
     pub fn may_begin(&self) -> bool {
-        self.all.len() < MAX_DRAINS && self.all.iter().all(|drain| drain.is_waiting)
+        let most = if self.has_found_none { MAX_DRAINS } else { MOST_DRAINS };
+        self.all.len() < most && self.all.iter().all(|drain| drain.is_waiting)
+    }
+
+    /// Whether the next drain may be one that has to wait for holders.
+    pub fn may_wait(&self) -> bool {
+        self.all.len() < MAX_DRAINS
+    }
+
+    /// There is no run that could be drained now.
+    pub fn note_none(&mut self) {
+        self.has_found_none = true;
+    }
+
+    /// Runs may have lost their holders. Called every second or two.
+    pub fn tick(&mut self) {
+        self.has_found_none = false;
     }
 
     /// From now on `run` is drained for `recipient`.

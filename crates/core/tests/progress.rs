@@ -264,6 +264,52 @@ fn a_size_gets_its_own_memory_back_while_a_drain_waits_for_fenced_slots() {
     rig.audit();
 }
 
+/// Of the coldest units, each has a slot of an idle engine, which keeps it.
+#[test]
+fn a_size_gets_memory_of_which_nobody_holds_a_slot() {
+    for (idle, units) in [(6, 16), (15, 16)] {
+        let mut rig = Rig::with(Config { reserve_permille: 500, ..Config::new(UNIT_BYTES, units) });
+        let [old, late] = [(1, SMALL), (2, 8 * SMALL)].map(|(id, bytes)| rig.open(id, &layout(bytes)));
+        for at in 0..u64::from(units) {
+            let mut slots = Vec::new();
+            if at < idle {
+                rig.core.reserve(Instance(1 + at as u8), old, 0, 1, true, &mut slots);
+            }
+            let keys: Vec<u64> = (16 * at..16 * (at + 1) - slots.len() as u64).collect();
+            assert_eq!(rig.store(old, None, &keys), keys.len());
+        }
+        store_at_last(&mut rig, late, 1, 20, |_| {});
+        let classes = rig.core.classes();
+        assert_eq!(classes.iter().map(|class| class.draining).collect::<Vec<_>>(), [0, 0], "nothing waits");
+        rig.audit();
+    }
+}
+
+/// Units had holders when their drains began, and one has none any more.
+#[test]
+fn a_size_gets_memory_beside_drains_that_wait() {
+    let mut rig = Rig::with(Config { reserve_permille: 500, ..Config::new(UNIT_BYTES, 8) });
+    let [old, late] = [(1, SMALL), (2, 8 * SMALL)].map(|(id, bytes)| rig.open(id, &layout(bytes)));
+    for at in 0..8u64 {
+        let mut slots = Vec::new();
+        rig.core.reserve(Instance(1 + at as u8), old, 0, 1, true, &mut slots);
+        let keys: Vec<u64> = (16 * at..16 * at + 15).collect();
+        assert_eq!(rig.store(old, None, &keys), keys.len());
+    }
+    for _ in 0..20 {
+        assert_eq!(rig.store(late, None, &[1]), 0);
+        rig.step_to_the_end();
+    }
+    let draining = |rig: &Rig| rig.core.classes()[0].draining;
+    assert_eq!(draining(&rig), 4 * 16);
+    rig.core.instance_gone(Instance(8));
+    assert_eq!(draining(&rig), 4 * 16, "its unit, the youngest, does not drain");
+    rig.core.expire_skips();
+    store_at_last(&mut rig, late, 1, 20, |_| {});
+    assert_eq!(draining(&rig), 4 * 16);
+    rig.audit();
+}
+
 /// Leases on the blocks of the other overlap, so some of its slots are always in use. They end, unlike a stock.
 #[test]
 fn a_size_gets_the_only_unit_from_one_that_is_always_busy() {
