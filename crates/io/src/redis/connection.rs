@@ -122,8 +122,8 @@ pub(super) struct Connection {
     pub answers: Vec<Reply>,
     /// An operation was answered, so the connection was useful.
     pub has_served: bool,
-    /// The server has refused a write, since it is a replica.
-    pub is_to_replica: bool,
+    /// The server is a replica, and has refused a write; or it has taken the login back, as a proxy may.
+    pub is_useless: bool,
     /// What the server said last to an operation that it refused, by [`Verb`].
     pub refusals: [Option<String>; Verb::COUNT],
     /// It takes nothing new, and ends with the last operation in flight.
@@ -149,7 +149,7 @@ impl Connection {
             bytes_in_flight: [0; 2],
             answers: Vec::new(),
             has_served: false,
-            is_to_replica: false,
+            is_useless: false,
             refusals: Default::default(),
             is_leaving: false,
         }
@@ -402,7 +402,7 @@ impl Connection {
         let flight = flight.ok_or(LostStep("a reply came without a request"))?;
         match (&flight.job.op.kind, head) {
             (_, Head::Error(text)) => {
-                self.is_to_replica |= text.starts_with(b"READONLY");
+                self.is_useless |= text.starts_with(b"READONLY") || text.starts_with(b"NOAUTH");
                 flight.refused(text, &self.address);
                 if let Some(Verdict::Done(Outcome::Failed(_))) = flight.verdict {
                     self.refusals[flight.job.verb() as usize] = Some(resp::said(text));

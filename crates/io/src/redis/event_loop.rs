@@ -195,7 +195,7 @@ impl EventLoop {
         let is_new = !was_ready && connection.is_ready();
         let refusals = std::mem::take(&mut connection.refusals);
         let words = if token == DISCOVERY && result.is_err() { connection.last_words(pool) } else { None };
-        if std::mem::take(&mut connection.is_to_replica) {
+        if std::mem::take(&mut connection.is_useless) {
             let now = Instant::now();
             if self.next_leave <= now {
                 (connection.is_leaving, self.next_leave) = (true, now + LEAVE_PAUSE);

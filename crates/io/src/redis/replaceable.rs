@@ -97,7 +97,12 @@ impl<T: Clone + Send + 'static> Replaceable<T> {
                 tier = "redis",
                 of = self.0.of,
                 files = files.collect::<Vec<_>>().join(", "),
-                hint = "check the filesystem of the files; what they held before stays in use",
+                hint = if state.readers < MOST_READERS {
+                    "check the filesystem of the files; what they held before stays in use"
+                } else {
+                    "check the filesystem of the files; if it is gone for good, restart the daemon: too many readings \
+                     hang for another one"
+                },
                 "reading files again hangs"
             );
         }

@@ -1,7 +1,7 @@
 //! What happens to real servers: values that go, memory that ends, processes that are killed, stopped, or not there.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
@@ -157,6 +157,31 @@ fn a_server_that_refuses_writes_is_read_in_full() {
             bed.store_all(20..60, 9000);
         }
     }
+}
+
+/// As a proxy may when it restarts, or when it forgets who logged in.
+#[test]
+fn a_connection_whose_login_is_taken_back_is_replaced() {
+    let forgotten = Arc::new(AtomicUsize::new(0));
+    let now = forgotten.clone();
+    let server = Fake::start_tcp(move |_| {
+        let (now, born) = (now.clone(), now.load(Ordering::SeqCst));
+        Box::new(move |command, store| {
+            let is_known = now.load(Ordering::SeqCst) == born;
+            Answer::say(if is_known {
+                well_behaved(command, store)
+            } else {
+                b"-NOAUTH Authentication required.\r\n".to_vec()
+            })
+        })
+    });
+    let mut bed = Bed::ready(&config(&server.url()));
+    bed.store_all([1], SLOT_BYTES);
+    for round in 1..3 {
+        forgotten.store(round, Ordering::SeqCst);
+        until(|| bed.look(1, SLOT_BYTES) == loaded(1, SLOT_BYTES), || format!("round {round}: it logs in no more"));
+    }
+    assert!(bed.redis.report().counters.connections_lost >= 2);
 }
 
 #[test]
