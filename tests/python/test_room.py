@@ -30,7 +30,7 @@ def settled(engine: Engine, keys: list[bytes]) -> Ticket:
     return ticket
 
 
-def test_a_lookup_that_lacks_room_ends_by_itself_with_what_has_come_up() -> None:
+def test_a_lookup_that_lacks_room_ends_by_itself() -> None:
     """Each piece of memory holds a block that is leased, so none can go to the other size."""
     large, small = hashes("large", 2), hashes("small", OF_POOL)
     with Daemon(
@@ -64,3 +64,26 @@ def test_a_lookup_that_lacks_room_ends_by_itself_with_what_has_come_up() -> None
                 assert time.monotonic() - begun > 0.4, "blocks may move out of the way"
                 held.release()
                 wait_until("there is room", lambda: settled(asker, large).states(0) == READY * 2, SECONDS)
+
+
+def test_a_size_gets_memory_beside_pieces_that_wait_for_their_holders() -> None:
+    """In a pool without tiers. Each unit has a leased block when the other size comes, and later one has none."""
+    units, unit_bytes = 8, 2 << 20
+    per_unit = unit_bytes // (64 << 10)
+    small = hashes("small", units * per_unit)
+    with Daemon(capacity_bytes=units * unit_bytes, unit_bytes=unit_bytes) as daemon:
+        daemon.start()
+        with engine(daemon, SMALL) as holder:
+            holder.wait_ready()
+            for key in small:
+                holder.store(SMALL, [key], [0])
+            held = [holder.hit([small[unit * per_unit + per_unit // 2]]) for unit in range(units)]
+            with engine(daemon, LARGE) as asker:
+                asker.wait_ready()
+                begun = time.monotonic()
+                while time.monotonic() - begun < 2:
+                    assert asker.session.reserve(0, 1)[0] == b""
+                    time.sleep(0.01)
+                # The youngest unit does not drain: at most four do.
+                held[-1].release()
+                asker.reserve(0, 1)

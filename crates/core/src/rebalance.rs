@@ -41,7 +41,7 @@ pub(crate) struct Drains {
     /// For this class no drain could be given up in this event. One event may try for each of many keys, and a try
     /// looks at each extent of some runs.
     in_vain: Option<ClassId>,
-    /// Since the last tick, no run was found. A search looks at the slots of many runs.
+    /// Since the last [`Drains::retry`], no run was found. A search looks at the slots of many runs.
     has_found_none: bool,
 }
 
@@ -61,8 +61,8 @@ impl Drains {
         self.has_found_none = true;
     }
 
-    /// Runs may have lost their holders. Called every second or two.
-    pub fn tick(&mut self) {
+    /// Runs may have lost their holders.
+    pub fn retry(&mut self) {
         self.has_found_none = false;
     }
 

@@ -304,7 +304,7 @@ fn a_size_gets_memory_beside_drains_that_wait() {
     assert_eq!(draining(&rig), 4 * 16);
     rig.core.instance_gone(Instance(8));
     assert_eq!(draining(&rig), 4 * 16, "its unit, the youngest, does not drain");
-    rig.core.expire_skips();
+    rig.core.retry_drains();
     store_at_last(&mut rig, late, 1, 20, |_| {});
     assert_eq!(draining(&rig), 4 * 16);
     rig.audit();

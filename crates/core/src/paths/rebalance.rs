@@ -2,12 +2,12 @@
 //!
 //! A few times while as many blocks are evicted or refused as one more extent would hold, a class compares the age of
 //! its older blocks with that of the other classes' older blocks. If another class keeps much older blocks, which are
-//! not worth more than new ones here, or has an unused extent, a run of its units is drained. Nothing new is placed in
-//! the run. Blocks that nobody holds move to other slots of their class (`relocate`), which evicts its coldest blocks
-//! for that. Held blocks are moved when they are released. Meanwhile no other class gets the run's empty units, or a
-//! busy class would take them back. Draining continues in pieces; its state is [`Drains`](crate::rebalance::Drains). A
-//! drain that waits for slots that somebody has to fill, or that are fenced, is given up if all extents of a class
-//! drain, and the class needs a slot in that run.
+//! not worth more than new ones here, or has an unused extent, a run of its units is drained: if possible, one of which
+//! nobody holds a slot. Nothing new is placed in the run. Blocks that nobody holds move to other slots of their class
+//! (`relocate`), which evicts its coldest blocks for that. Held blocks are moved when they are released. Meanwhile no
+//! other class gets the run's empty units, or a busy class would take them back. Draining continues in pieces; its
+//! state is [`Drains`](crate::rebalance::Drains). A drain that waits for slots that somebody has to fill, or that are
+//! fenced, is given up if all extents of a class drain, and the class needs a slot in that run.
 
 use std::cmp::Reverse;
 
@@ -93,6 +93,11 @@ impl Core {
         self.slots.space().class_info(class).slots == 0 && self.drains.give_up(&mut self.slots, class)
     }
 
+    /// While drains wait, a search for another run that found none may be made again. Called a few times a second.
+    pub fn retry_drains(&mut self) {
+        self.drains.retry();
+    }
+
     /// Now and then drains a run of a class that is much older than `class`, which is about to evict, or has refused a
     /// block. A class whose extents are refused takes no units of others.
     pub(crate) fn rebalance(&mut self, class: ClassId) {
@@ -131,7 +136,9 @@ impl Core {
         };
         let mut donors: Vec<_> = donors.filter(may_give).collect();
         donors.sort_unstable_by_key(|(oldest, donor)| (Reverse(*oldest), donor.0));
-        let run = donors.into_iter().take(MAX_DONORS).find_map(|(_, donor)| self.run_to_drain(donor, class, age));
+        let mut scans = MAX_SCANS;
+        let mut donors = donors.into_iter().take(MAX_DONORS);
+        let run = donors.find_map(|(_, donor)| self.run_to_drain(donor, class, age, &mut scans));
         let Some(run) = run else {
             self.drains.note_none();
             return false;
@@ -179,7 +186,7 @@ impl Core {
     /// `None` if fewer of the donor's slots are older than `age` than one in [`OLD_ONE_IN`], or than an extent has:
     /// then the donor would have to give up blocks in use, and it does so only for a class that has nothing. A run of
     /// which nobody holds a slot is preferred.
-    fn run_to_drain(&self, donor: ClassId, recipient: ClassId, age: Option<u64>) -> Option<Run> {
+    fn run_to_drain(&self, donor: ClassId, recipient: ClassId, age: Option<u64>, scans: &mut usize) -> Option<Run> {
         let mut sampled: Vec<(ExtentSample, ExtentId)> =
             self.sample(donor).into_iter().map(|id| (self.sample_extent(id, age), id)).collect();
         let sum =
@@ -193,8 +200,7 @@ impl Core {
         let candidates =
             self.slots.space().empty_extent(donor).into_iter().chain(sampled.into_iter().map(|(_, id)| id));
         let runs: Vec<Run> = candidates.filter_map(|id| self.slots.space().run_around(id, recipient)).collect();
-        let mut scans = MAX_SCANS;
-        let unheld = runs.iter().find(|run| self.is_unheld(**run, &mut scans));
+        let unheld = runs.iter().find(|run| self.is_unheld(**run, scans));
         unheld.or_else(|| runs.first().filter(|_| self.drains.may_wait())).copied()
     }
 

@@ -67,11 +67,10 @@ impl Core {
         self.tiers.is_purging(namespace)
     }
 
-    /// Blocks that were skipped after a failure may be loaded again, and what is known of shared stores ages. Runs of
-    /// memory are searched for one to drain again. Called every second or two.
+    /// Blocks that were skipped after a failure may be loaded again, and what is known of shared stores ages. Called
+    /// every second or two.
     pub fn expire_skips(&mut self) {
         self.tiers.expire_skips();
-        self.drains.tick();
     }
 
     /// Key of the block that an effect names, as long as its operation has not ended.

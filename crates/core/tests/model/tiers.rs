@@ -107,6 +107,7 @@ impl Tiers {
 
     pub fn expire_skips(&mut self, core: &mut Core) {
         core.expire_skips();
+        core.retry_drains();
         self.known.values_mut().for_each(|standing| *standing = Standing::Good);
     }
 

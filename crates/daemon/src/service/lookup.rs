@@ -43,9 +43,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(10);
 /// A lookup looks again after so long at the latest, whether anything is said to have ended or not.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// A lookup that finds no slot waits for one so long without any news, then for none any more. Blocks that move out of
-/// the way of another size take milliseconds. But this very lookup may hold what has to go, or others may that wait for
-/// each other.
+/// A lookup that finds no slot looks for one again, until its answer has not changed for so long. Then it misses what
+/// finds none. Blocks that move out of the way of another size take milliseconds. But this very lookup may hold what
+/// has to go, or others may that wait for each other.
 const LONGEST_WAIT_FOR_ROOM: Duration = Duration::from_millis(500);
 /// The first place at which a request may stop waiting and still have a window, in lengths of the window. The others
 /// follow at twice the place before: a request has some half of what has come up, and a lookup brings up few windows

@@ -67,7 +67,7 @@ const REASONS = {
   too_slow: ["Too slow", "was on a lower tier, and did not come in time"],
   not_yet: ["Not yet", "was still being verified after a restart, or was behind such a key"],
   other_namespace: ["Other namespace", "is stored for another model, layout or tenant"],
-  over_limit: ["Over limit", "was ready, but the engine held too much of the pool"],
+  over_limit: ["Over limit", "was there, but leases held the memory that it needed"],
   promotion_unfinished: ["Still loading", "was still on its way from a lower tier"],
 };
 const TIERS = { pool: "Pool", ssd: "SSD", fs: "Directory", redis: "Redis", object: "Object store" };

@@ -336,7 +336,12 @@ impl World {
                 let mut medium = self.media[tier].get();
                 medium.is_hanging = !medium.is_hanging && self.dice.is_one_in(3);
             }),
-            Step::Expire => _ = self.event(|state| state.core.expire_skips()),
+            Step::Expire => {
+                self.event(|state| {
+                    state.core.expire_skips();
+                    state.core.retry_drains();
+                });
+            }
         }
     }
 
