@@ -9,7 +9,8 @@ use crate::slots::{Run, Slots};
 /// Drains at a time. A new one begins only when all others wait for holders, so that a paused engine does not
 /// keep classes from growing.
 const MAX_DRAINS: usize = 4;
-/// While so many wait, one more may begin where nobody holds a slot, up to this number.
+/// While so many wait, one more may begin for a class that has nothing to evict, where nobody holds a slot: up to this
+/// number.
 const MOST_DRAINS: usize = 4 * MAX_DRAINS;
 
 struct Drain {
@@ -41,13 +42,15 @@ pub(crate) struct Drains {
     /// For this class no drain could be given up in this event. One event may try for each of many keys, and a try
     /// looks at each extent of some runs.
     in_vain: Option<ClassId>,
-    /// Since the last [`Drains::retry`], no run was found. A search looks at the slots of many runs.
+    /// Since the last [`Drains::retry`], a class that starves found no run. A search looks at the slots of many runs.
     has_found_none: bool,
+    vain_searches: u32,
 }
 
 impl Drains {
-    pub fn may_begin(&self) -> bool {
-        let most = if self.has_found_none { MAX_DRAINS } else { MOST_DRAINS };
+    /// `is_starving`: who asks has nothing to evict.
+    pub fn may_begin(&self, is_starving: bool) -> bool {
+        let most = if is_starving && !self.has_found_none { MOST_DRAINS } else { MAX_DRAINS };
         self.all.len() < most && self.all.iter().all(|drain| drain.is_waiting)
     }
 
@@ -56,9 +59,15 @@ impl Drains {
         self.all.len() < MAX_DRAINS
     }
 
-    /// There is no run that could be drained now.
+    /// A search found no run.
     pub fn note_none(&mut self) {
         self.has_found_none = true;
+        self.vain_searches = self.vain_searches.wrapping_add(1);
+    }
+
+    /// Where a search begins: each that may not wait looks at other extents than the one before.
+    pub fn first_of(&self, steps: usize) -> usize {
+        if self.may_wait() { 0 } else { self.vain_searches as usize % steps }
     }
 
     /// Runs may have lost their holders.

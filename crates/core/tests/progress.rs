@@ -310,6 +310,30 @@ fn a_size_gets_memory_beside_drains_that_wait() {
     rig.audit();
 }
 
+/// One search looks at few of many units, and the next one at others.
+#[test]
+fn a_size_gets_memory_wherever_nobody_holds_a_slot() {
+    let mut rig = Rig::with(Config { reserve_permille: 500, ..Config::new(UNIT_BYTES, 64) });
+    let [old, late] = [(1, SMALL), (2, 8 * SMALL)].map(|(id, bytes)| rig.open(id, &layout(bytes)));
+    for unit in 0..64 {
+        assert_eq!(rig.store(old, None, &(16 * unit..16 * (unit + 1)).collect::<Vec<_>>()), 16);
+    }
+    let leases: Vec<LeaseId> = (0..64).map(|unit| rig.lease(old, &[16 * unit + 8]).1).collect();
+    for _ in 0..20 {
+        assert_eq!(rig.store(late, None, &[1]), 0);
+        rig.core.retry_drains();
+        rig.step_to_the_end();
+    }
+    assert_eq!(rig.core.classes()[0].draining, 4 * 16);
+    for (unit, lease) in leases.into_iter().enumerate() {
+        if unit > 4 && unit % 4 != 0 {
+            rig.core.release(ENGINE, lease);
+        }
+    }
+    store_at_last(&mut rig, late, 1, 20, |rig| rig.core.retry_drains());
+    rig.audit();
+}
+
 /// Leases on the blocks of the other overlap, so some of its slots are always in use. They end, unlike a stock.
 #[test]
 fn a_size_gets_the_only_unit_from_one_that_is_always_busy() {

@@ -125,7 +125,7 @@ impl Core {
     /// Starts to drain a run of the oldest class that has one to give, if that class is much older than `own`, the age
     /// of `class`, or if `own` is none. False if no class has one to give.
     pub(crate) fn begin_drain(&mut self, class: ClassId, own: Option<u64>) -> bool {
-        if !self.drains.may_begin() {
+        if !self.drains.may_begin(own.is_none()) {
             return false;
         }
         let age = own.map(|own| own.saturating_mul(MUCH_OLDER));
@@ -140,7 +140,9 @@ impl Core {
         let mut donors = donors.into_iter().take(MAX_DONORS);
         let run = donors.find_map(|(_, donor)| self.run_to_drain(donor, class, age, &mut scans));
         let Some(run) = run else {
-            self.drains.note_none();
+            if own.is_none() {
+                self.drains.note_none();
+            }
             return false;
         };
         self.drains.begin(run, class);
@@ -238,7 +240,8 @@ impl Core {
     /// Some extents of `class`, spread over all it has.
     fn sample(&self, class: ClassId) -> Vec<ExtentId> {
         let all: Vec<ExtentId> = self.slots.space().extents_of(class).map(|(id, _)| id).collect();
-        all.iter().step_by(all.len().div_ceil(SAMPLED_EXTENTS).max(1)).copied().collect()
+        let step = all.len().div_ceil(SAMPLED_EXTENTS).max(1);
+        all.iter().skip(self.drains.first_of(step)).step_by(step).copied().collect()
     }
 
     /// Ages of some slots of an extent: a free one is older than all, what is held is in use.
