@@ -356,7 +356,8 @@ class Client:
         predecessor: bytes | None = None,
     ) -> list[Literal["stored", "duplicate", "orphan", "full"]]:
         """Stores (hash, buffer) in prefix order; `predecessor` is the hash before the first. One round trip per 8
-        MiB. A buffer is anything with the buffer protocol, or a torch tensor in host memory.
+        MiB. A buffer is anything with the buffer protocol, or a torch tensor in host memory. Stores nothing and raises if
+        the hashes differ in length, or a buffer's size from the group's.
 
         An outcome for each block. stored: the pool has it now. duplicate: the pool had it already. orphan: not stored,
         since the block before it is neither in the pool nor on a tier, and no lookup of a prefix would reach it; put

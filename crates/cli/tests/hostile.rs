@@ -117,16 +117,24 @@ fn an_engine_that_lies_about_sizes_is_refused() {
     let plain = Client::open(&place, "plain", 0);
     assert!(plain.namespace("v", vec![larger_than_the_pool]).is_err());
     let namespace = plain.namespace("v", vec![Group { rank_bytes: vec![4096], ..group() }]).unwrap();
-    let block = Block { hash: hash(1).to_vec(), data: vec![0; 1000] };
-    let put = PutRequest {
+    let good = Block { hash: hash(1).to_vec(), data: vec![0; 4096] };
+    let of_another_size = Block { hash: hash(2).to_vec(), data: vec![0; 1000] };
+    let of_another_length = Block { hash: vec![2; 16], data: vec![0; 4096] };
+    let put = |second: Block| PutRequest {
         session: plain.welcome.session,
         namespace,
         group: 0,
         predecessor: vec![],
-        blocks: vec![block],
+        blocks: vec![good.clone(), second],
         lent: None,
     };
-    assert_eq!(call!(plain, put, put).unwrap_err().code(), tonic::Code::InvalidArgument);
+    for second in [of_another_size, of_another_length, Block::default()] {
+        assert_eq!(call!(plain, put, put(second)).unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+    let hashes = hash(1).to_vec();
+    let get = GetRequest { session: plain.welcome.session, namespace, group: 0, hash_bytes: 32, hashes, lent: None };
+    let reply = call!(plain, get, get).unwrap();
+    assert!(reply.blocks.is_empty(), "a refused call stores none of its blocks");
 }
 
 #[test]

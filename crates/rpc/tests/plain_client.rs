@@ -139,6 +139,10 @@ fn mistakes_are_told_apart_from_faults() {
         let hashes = pack([[0; 32].as_slice()]).unwrap();
         assert_eq!(client.get(namespace, 4, &hashes).await.unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(client.get(namespace + 1, 3, &hashes).await.unwrap_err().kind(), ErrorKind::Invalid);
+        let mut two = blocks(2, 10);
+        two[1].hash.pop();
+        assert_eq!(client.put(namespace, 3, b"", two).await.unwrap_err().kind(), ErrorKind::Invalid);
+        assert!(fake.memory().puts.is_empty(), "its blocks have hashes of two lengths");
         let huge = client.open_namespace([("model".into(), "b".into())], [GroupBytes { group: 0, bytes: 16 * MIB }]);
         assert_eq!(huge.await.unwrap_err().kind(), ErrorKind::Unsupported);
         fake.memory().refuse_namespace = Some(ErrorKind::Invalid);

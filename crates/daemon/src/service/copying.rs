@@ -19,7 +19,7 @@ use forebay_core::store::CommitOutcome as Outcome;
 use forebay_core::{Core, Error, ErrorKind, Generation, Instance, NamespaceIndex, Result, SlotId};
 use forebay_io::pool::{Lent, Pool, Slice};
 use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, LentPlace, PutReply, PutRequest};
-use forebay_rpc::{MAX_BLOCKS, MAX_MESSAGE_BYTES};
+use forebay_rpc::{MAX_BLOCKS, MAX_MESSAGE_BYTES, pack};
 use tokio::sync::watch;
 
 use super::{check_hashes, group_index, store};
@@ -79,6 +79,7 @@ fn check_count(blocks: usize) -> Result<()> {
     }
 }
 
+/// A call of which a block has another size, or a hash another length, stores none of its blocks.
 fn put_blocks(shared: &Shared, uid: u32, request: &PutRequest) -> Result<PutReply> {
     check_count(request.blocks.len())?;
     let group = group_index(request.group)?;
@@ -88,19 +89,21 @@ fn put_blocks(shared: &Shared, uid: u32, request: &PutRequest) -> Result<PutRepl
         lent.check(request.blocks.len(), length)?;
     }
     let mut before = if request.predecessor.is_empty() { None } else { Some(BlockHash::new(&request.predecessor)?) };
+    let hashes = pack(request.blocks.iter().map(|block| block.hash.as_slice()))?;
+    let mut lengths = request.blocks.iter().map(|block| block.data.len() as u64);
+    if let Some(other) = lengths.find(|bytes| lent.is_none() && *bytes != length) {
+        return Err(Error::invalid("a block's size differs from its group's block size")
+            .with("bytes", other)
+            .with("block_bytes", length)
+            .hint("all blocks of a group have the size with which their namespace was opened"));
+    }
     let mut outcomes = Vec::with_capacity(request.blocks.len());
-    for (at, block) in request.blocks.iter().enumerate() {
-        let hash = BlockHash::new(&block.hash)?;
+    for (at, (hash, block)) in hashes.iter().zip(&request.blocks).enumerate() {
+        let hash = BlockHash::new(hash)?;
         let payload = match &lent {
             Some(lent) => Payload::Lent(&lent.memory, lent.place(at, length), length),
             None => Payload::Message(&block.data),
         };
-        if payload.len() != length {
-            return Err(Error::invalid("a block's size differs from its group's block size")
-                .with("bytes", payload.len())
-                .with("block_bytes", length)
-                .hint("all blocks of a group have the size with which their namespace was opened"));
-        }
         let outcome = put_one(shared, request, group, hash, before, payload)?;
         outcomes.push(outcome.into());
         before = Some(hash);

@@ -22,7 +22,7 @@ use super::connect::{Rpc, connect};
 use super::lending::{Lend, Memory, Shelf, Sink, Source};
 use crate::from_status;
 use crate::proto::{self, CommitOutcome};
-use crate::{Hashes, MAX_BLOCKS, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, PURGE_OF_DISKS, random_id};
+use crate::{Hashes, MAX_BLOCKS, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, PURGE_OF_DISKS, pack, random_id};
 
 /// When a daemon that refused memory is asked again: a limit may have been reached, and left.
 const LEND_AGAIN: Duration = Duration::from_secs(30);
@@ -165,8 +165,9 @@ impl Client {
         opened.map(|_| handle)
     }
 
-    /// Stores blocks in prefix order; outcomes in the same order, `Lost` where there was no space. One round trip per
-    /// 8 MiB.
+    /// Stores blocks in prefix order; outcomes in the same order, `Lost` where there was no space. Errors with
+    /// `Invalid`, before anything is asked, unless all blocks have the size of the group's blocks and all hashes one
+    /// length. One round trip per 8 MiB.
     pub async fn put<S: Source>(
         &mut self,
         namespace: u32,
@@ -175,6 +176,7 @@ impl Client {
         blocks: Vec<S>,
     ) -> Result<Vec<CommitOutcome>> {
         self.check_sizes(namespace, group, blocks.iter().map(Source::bytes))?;
+        pack(blocks.iter().map(Source::hash))?;
         let mut outcomes = Vec::with_capacity(blocks.len());
         let mut predecessor = predecessor.to_vec();
         for blocks in split(&blocks, self.call_bytes()) {
