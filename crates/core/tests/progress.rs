@@ -334,6 +334,20 @@ fn a_size_gets_memory_wherever_nobody_holds_a_slot() {
     rig.audit();
 }
 
+/// Two sizes give their units to a third one, whose blocks are larger than a unit. The small one's unit is empty while
+/// the pass stands in its middle, and the next unit has fewer slots than that.
+#[test]
+fn a_pass_goes_on_behind_an_extent_that_is_empty_by_now() {
+    let bytes = 256 << 10;
+    let mut rig = Rig::with(Config::new(bytes, 2));
+    let sizes = [(1, SMALL), (2, bytes / 2), (3, bytes + SMALL)];
+    let [small, half, late] = sizes.map(|(id, bytes)| rig.open(id, &layout(bytes)));
+    assert_eq!(rig.store(small, None, &(0..20).collect::<Vec<_>>()), 20);
+    assert_eq!(rig.store(half, None, &[1]), 1);
+    store_at_last(&mut rig, late, 1, 20, |_| {});
+    rig.audit();
+}
+
 /// Leases on the blocks of the other overlap, so some of its slots are always in use. They end, unlike a stock.
 #[test]
 fn a_size_gets_the_only_unit_from_one_that_is_always_busy() {

@@ -60,6 +60,8 @@ impl Core {
         let Some((run, unit, from)) = self.drains.next() else { return };
         let Some(id) = self.slots.space().extent_from(run, unit) else { return self.drains.end_pass() };
         let Extent { first_unit, units, slots, .. } = *self.slots.space().extent(id);
+        // The extent where the pass stood may be empty and given back by now: this is the next one, from its start.
+        let from = if first_unit == unit { from } else { 0 };
         let to = (from + DRAIN_SLOTS_PER_STEP).min(slots);
         let (unit, slot) = if to == slots { (first_unit + units, 0) } else { (first_unit, to) };
         self.drains.advance(unit, slot);

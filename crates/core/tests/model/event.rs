@@ -220,7 +220,7 @@ pub fn setup() -> impl Strategy<Value = Setup> {
     let shares = prop::sample::select(vec![(500, 250), (500, 1000), (100, 500), (1000, 1000), (20, 20)]);
     let policy = 0..forebay_core::policy::ALL.len();
     let tier = prop::sample::select(vec![None, Some(Admission::SecondSighting), Some(Admission::All)]);
-    (2u32..14, any::<u64>(), shares, 0u32..7, policy, tier).prop_map(|(units, seed, shares, absent, policy, tier)| {
+    (2u32..8, any::<u64>(), shares, 0u32..7, policy, tier).prop_map(|(units, seed, shares, absent, policy, tier)| {
         let (promise_permille, reserve_permille) = shares;
         let populated = units.saturating_sub(absent);
         Setup { units, seed, promise_permille, reserve_permille, populated, policy, tier }

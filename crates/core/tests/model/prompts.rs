@@ -1,11 +1,12 @@
 //! The namespaces of the model's world and the prompts asked for in them.
 //!
-//! Sizes are those of real models divided by about 1,000, so that a pool of a few units sees every kind of
-//! trouble: 4 KiB stands for 16 KiB blocks, 40 KiB for 40 MiB, and 96 KiB for blocks larger than a unit.
+//! Sizes are those of real models divided by some hundreds, so that a pool of a few units sees every kind of trouble:
+//! 4 KiB stands for 16 KiB blocks, 160 KiB for 40 MiB, and 384 KiB for blocks larger than a unit. A unit has 64 of the
+//! smallest slots, since one step of a drain looks at 32.
 
 use forebay_core::layout::{Attention, GroupLayout, Layout};
 
-pub const UNIT_BYTES: u64 = 64 << 10;
+pub const UNIT_BYTES: u64 = 256 << 10;
 pub const NAMESPACES: u8 = 4;
 
 pub fn layout(namespace: u8) -> Layout {
@@ -17,8 +18,8 @@ pub fn layout(namespace: u8) -> Layout {
     };
     let groups = match namespace {
         0 => vec![(0, group(Attention::Full, 4, &[4096]))],
-        1 => vec![(0, group(Attention::Full, 8, &[5000, 5000])), (3, group(Attention::Windowed, 8, &[40960]))],
-        2 => vec![(0, group(Attention::Full, 64, &[98304]))],
+        1 => vec![(0, group(Attention::Full, 8, &[20_000, 20_000])), (3, group(Attention::Windowed, 8, &[163_840]))],
+        2 => vec![(0, group(Attention::Full, 64, &[393_216]))],
         // Shares its class with namespace 0.
         _ => vec![(0, group(Attention::Full, 4, &[2048, 2048])), (1, group(Attention::Windowed, 2, &[4096]))],
     };
