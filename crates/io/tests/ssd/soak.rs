@@ -115,6 +115,13 @@ fn soak(bed: &mut Bed, operations: u64) -> Owner {
         }
     }
     bed.settle();
+    // Now and then the tier looks whether the disk is still the same, and is idle meanwhile.
+    for _ in 0..1000 {
+        if bed.ssd.report()[0].transfers_in_flight == 0 {
+            break;
+        }
+        bed.turn();
+    }
     for number in bed.evictions() {
         owner.lengths.remove(&number);
     }
