@@ -112,6 +112,7 @@ def measure(daemon: Daemon, options: argparse.Namespace, prompt_bytes: int) -> N
         for turn in range(options.rounds):
             keys = [make_offload_key(os.urandom(32), 0) for _ in range(options.chunks)]
             while tier.manager._session.stats().get("reserved_stock", 0) < options.chunks:
+                tier.manager._session.reserve(0, 0)  # a session of which nothing is asked has no stock for long
                 manager.has_pending_work()
                 step(manager)
                 time.sleep(0.001)

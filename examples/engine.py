@@ -31,9 +31,16 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def store(rows: list[int], hashes: list[bytes]) -> None:
-    # The session fills its stock of slots in the background; slots that are not needed stay in the stock.
-    until(lambda: session.stats()["reserved_stock"] >= len(rows))
-    slots, generations = session.reserve(0, len(rows))
+    # The session fills its stock of slots in the background, while something is asked of it.
+    slots, generations = b"", b""
+
+    def has_slots() -> bool:
+        nonlocal slots, generations
+        more = session.reserve(0, len(rows) - len(slots) // 4)
+        slots, generations = slots + more[0], generations + more[1]
+        return len(slots) == 4 * len(rows)
+
+    until(has_slots)
     worker.submit_store(1, session.pool, [(0, slots, generations, np.array(rows, "<i4").tobytes(), 0)])
     assert worker.wait([1], 5) and worker.finished()[0][1], "a copy failed: abort the slots"
     session.commit(0, hashes, None, slots, generations)

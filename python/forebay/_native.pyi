@@ -113,7 +113,8 @@ class EngineSession:
         that an earlier start of the same id holds stay out of use until its workers are gone.
 
         `stock_blocks`: slots of each group kept reserved; a step that stores more gets only this many. An engine
-        that requests nothing for 2 s keeps 4. `deadline`: limit of each call. `breaker_failures`: after this many
+        that neither looks up nor reserves for 2 s returns them all. The next call of `lookup` or `reserve` begins to
+        fill the stock, so a first `reserve` after 2 s gets nothing. `deadline`: limit of each call. `breaker_failures`: after this many
         late or lost calls, with no lookup answered in time between them, every lookup is a miss until the daemon
         was reached again. Raises ForebayError (invalid).
         """

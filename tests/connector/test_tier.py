@@ -57,7 +57,13 @@ class Host:
         self.asked_ms: list[float] = []  # each step's questions
 
     def wait_ready(self) -> Host:
-        self._until(lambda: self.tier.manager._session.stats().get("reserved_stock", 0) >= ROWS)
+        session = self.tier.manager._session
+
+        def has_stock() -> bool:
+            session.reserve(0, 0)  # a session of which nothing is asked has no stock for long
+            return session.stats().get("reserved_stock", 0) >= ROWS
+
+        self._until(has_stock)
         return self
 
     def begin(self, name: str, keys: list[OffloadKey]) -> ReqContext:

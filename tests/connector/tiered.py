@@ -93,6 +93,7 @@ class Engine(harness.Engine):
         """Steps until slots are at hand: chunks that find none are not stored."""
         deadline = time.monotonic() + seconds
         while self.session.stats().get("reserved_stock", 0) < 32:
+            self.session.reserve(0, 0)  # a session of which nothing is asked has no stock for long
             assert time.monotonic() < deadline, self.session.stats()
             self.connector.scheduler.manager.has_pending_work()  # type: ignore[union-attr]
             self._step_and_pause()

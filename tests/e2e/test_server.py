@@ -8,6 +8,7 @@ from pathlib import Path
 from rig import models
 from rig.daemon import Daemon
 from rig.engine import EngineConfig, Request
+from rig.process import wait_until
 from rig.server import Completion, Server
 from rig.workload import Workload
 
@@ -20,8 +21,7 @@ EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
 def test_a_restarted_server_serves_from_the_pool(tmp_path: Path, start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon()
     with Server(CONFIG, tmp_path, daemon.patient_connector(), "before").ready() as server:
-        server.complete(SHORT)  # the first request opens the namespace
-        daemon.wait_for("slots are at hand", lambda seen: any(s["reserved_blocks"] for s in seen["sessions"]))
+        wait_until("the server has slots", lambda: _has_slots(server, daemon), 60)
         before = _complete_all(server)
         assert server.stop() == 0
     with Server(CONFIG, tmp_path, daemon.patient_connector(), "after").ready() as server:
@@ -34,6 +34,11 @@ def test_a_restarted_server_serves_from_the_pool(tmp_path: Path, start_daemon: C
     assert before[0].hit_tokens == 0
     assert external_hits >= 2 * 2048
     daemon.wait_for("nothing is held", lambda seen: seen["pinned_bytes"] == 0)
+
+
+def _has_slots(server: Server, daemon: Daemon) -> bool:
+    server.complete(SHORT)  # the first request opens the namespace; a server without requests has no slots for long
+    return any(session["reserved_blocks"] for session in daemon.inspect()["sessions"])
 
 
 def _complete_all(server: Server) -> list[Completion]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rig import compare
@@ -13,6 +14,7 @@ from rig.process import wait_until
 from rig.workload import Wave, run, settle
 
 PREEMPTIONS = "vllm:num_preemptions"
+SECONDS = 60
 
 
 def external_hits(engine: Engine) -> float:
@@ -26,19 +28,22 @@ def join(daemon: Daemon, *engines: Engine) -> None:
     What comes earlier is answered as well, but need not be stored.
     """
 
-    def sessions(seen: dict[str, Any]) -> list[dict[str, Any]]:
-        by_id = {session["engine_id"]: session for session in seen["sessions"] if session["is_connected"]}
+    def sessions(engines: Sequence[Engine]) -> list[dict[str, Any]]:
+        by_id = {session["engine_id"]: session for session in daemon.inspect()["sessions"] if session["is_connected"]}
         return [by_id[engine.id] for engine in engines if engine.id in by_id]
 
-    def all_have(seen: dict[str, Any], has: Callable[[dict[str, Any]], bool]) -> bool:
-        return sum(has(session) for session in sessions(seen)) == len(engines)
+    def are_attached() -> bool:
+        return sum(session["attached_ranks"] == session["ranks"] for session in sessions(engines)) == len(engines)
+
+    def has_slots(engine: Engine) -> bool:
+        settle(engine)  # the first request opens the namespace; an engine without requests has no slots for long
+        return any(session["reserved_blocks"] > 0 for session in sessions([engine]))
 
     for engine in engines:
         engine.ready()
-    daemon.wait_for("all ranks attach", lambda seen: all_have(seen, lambda s: s["attached_ranks"] == s["ranks"]))
+    wait_until("all ranks attach", are_attached, SECONDS)
     for engine in engines:
-        settle(engine)  # the first request opens the namespace
-    daemon.wait_for("slots are at hand", lambda seen: all_have(seen, lambda s: s["reserved_blocks"] > 0))
+        wait_until(f"{engine.id} has slots", partial(has_slots, engine), SECONDS)
 
 
 def ask(engine: Engine, base: Baseline, waves: Sequence[Wave]) -> list[Answer]:

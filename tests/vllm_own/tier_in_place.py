@@ -81,7 +81,11 @@ class InPlace(ForebayTier):
         self.file_mapper = SimpleNamespace(get_file_name=lambda key: str(daemon.pool_directory))
         self.jobs: set[int] = set()
         made.append(self)
-        until(self, lambda: self.manager._session.stats().get("reserved_stock", 0) > 0)
+        until(self, self._has_stock)
+
+    def _has_stock(self) -> bool:
+        self.manager._session.reserve(0, 0)  # a session of which nothing is asked has no stock for long
+        return self.manager._session.stats().get("reserved_stock", 0) > 0
 
     def meet(self, context: ReqContext, keys: Iterable[OffloadKey]) -> None:
         if context.req_id not in self._requests:

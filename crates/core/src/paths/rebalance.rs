@@ -89,8 +89,8 @@ impl Core {
     }
 
     /// If all extents of `class` drain, and one of the drains waits for slots that somebody has to fill or that are
-    /// fenced, the class has its extents of that run again. These slots may be the stock of idle engines, which keep it
-    /// as long as they run, or wait for a disk that hangs. Other holders let go.
+    /// fenced, the class has its extents of that run again. These slots may be the stock of busy engines, or wait for a
+    /// disk that hangs. Other holders let go.
     pub(crate) fn reclaim(&mut self, class: ClassId) -> bool {
         self.slots.space().class_info(class).slots == 0 && self.drains.give_up(&mut self.slots, class)
     }
@@ -208,8 +208,8 @@ impl Core {
         unheld.or_else(|| runs.first().filter(|_| self.drains.may_wait())).copied()
     }
 
-    /// Whether nobody holds one of the run's slots, or is to fill it: a drain of the run would wait for him, and an
-    /// idle engine keeps its stock of slots for as long as it runs. False if it would take more than `scans`.
+    /// Whether nobody holds one of the run's slots, or is to fill it: a drain of the run would wait for him, and a busy
+    /// engine keeps its stock of slots. False if it would take more than `scans`.
     fn is_unheld(&self, run: Run, scans: &mut usize) -> bool {
         let mut unit = run.first_unit;
         while let Some(id) = self.slots.space().extent_from(run, unit) {

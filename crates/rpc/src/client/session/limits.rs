@@ -22,7 +22,5 @@ pub const KEYS_PER_WAITING: usize = 2048;
 /// A late answer is awaited for this many further deadlines before the connection is given up. Until then the
 /// late answer is still useful: its lease can be released, its slots used.
 pub const LATE_FACTOR: u32 = 4;
-/// After this long without lookups and reservations an engine counts as idle.
+/// After this long without lookups and reservations an engine counts as idle, and returns its stock.
 pub const IDLE: Duration = Duration::from_secs(2);
-/// Slots of each group that an idle engine keeps.
-pub const IDLE_STOCK: usize = 4;

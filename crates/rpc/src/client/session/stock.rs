@@ -1,8 +1,8 @@
 //! The stock of reserved slots, and the slots that the engine has taken from it.
 //!
 //! Invariant: a slot is in the stock, with the engine, or in the outbox, never in two of them. A group's stock is
-//! refilled when it is not full, with a pause after the daemon gave less than requested. An idle engine's stock
-//! shrinks to a few slots, so that it does not keep memory from others.
+//! refilled when it is not full, the emptiest first, with a pause after the daemon gave less than requested. An idle
+//! engine has no stock: one slot keeps a whole unit of the pool from blocks of other sizes.
 //!
 //! Slots of a pool that is gone stay *void* until the engine has returned them: another pool may hand out the same
 //! number and generation, and a late commit must not name somebody else's block.
@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::limits::{IDLE, IDLE_STOCK, RESERVED_BLOCKS};
+use super::limits::{IDLE, RESERVED_BLOCKS};
 use crate::proto::Held;
 
 /// Pauses after the daemon gave less than requested: a full pool drains as fast as engines finish loads.
@@ -142,25 +142,24 @@ impl Reservations {
     /// The next step; also returns excess slots, which must be aborted.
     pub fn refill(&mut self, now: Instant) -> (Refill, Vec<Held>) {
         let idle_at = self.last_use + IDLE;
-        let target = if now < idle_at { self.stock_blocks } else { self.stock_blocks.min(IDLE_STOCK) };
-        let mut surplus = Vec::new();
-        let mut wake = None;
+        let target = if now < idle_at { self.stock_blocks } else { 0 };
+        let (mut surplus, mut wake, mut emptiest) = (Vec::new(), None, None);
         for (group, stock) in &mut self.stocks {
             surplus.extend(stock.free.drain(..stock.free.len().saturating_sub(target)));
-            if stock.free.len() < target {
-                match stock.paused_until.filter(|until| *until > now) {
-                    None => {
-                        let count = (target - stock.free.len()).min(RESERVE_AT_ONCE);
-                        return (Refill::Reserve { group: *group, count }, surplus);
-                    }
-                    Some(until) => wake = earliest(wake, until),
-                }
+            let len = stock.free.len();
+            match stock.paused_until.filter(|until| *until > now) {
+                _ if len == target => {}
+                Some(until) => wake = earliest(wake, until),
+                None if emptiest.is_none_or(|(_, least)| len < least) => emptiest = Some((*group, len)),
+                None => {}
             }
-            if stock.free.len() > IDLE_STOCK && now < idle_at {
+            if len > 0 {
                 wake = earliest(wake, idle_at);
             }
         }
-        (Refill::Wait(wake), surplus)
+        let reserve =
+            |(group, len): (u32, usize)| Refill::Reserve { group, count: (target - len).min(RESERVE_AT_ONCE) };
+        (emptiest.map_or(Refill::Wait(wake), reserve), surplus)
     }
 
     /// The connection ended: the daemon frees what is not declared, and the stock is not declared.
@@ -260,16 +259,30 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_engine_keeps_a_few_slots_and_a_busy_one_fills_up_again() {
+    fn an_idle_engine_keeps_no_slot_and_a_busy_one_fills_up_again() {
         let now = Instant::now();
         let mut reservations = with_stock(0..8, now);
         assert_eq!(reservations.refill(now), (Refill::Wait(Some(now + IDLE)), Vec::new()));
         let later = now + IDLE;
-        assert_eq!(reservations.refill(later), (Refill::Wait(None), held(0..4)));
-        assert_eq!(reservations.in_stock(), IDLE_STOCK);
+        assert_eq!(reservations.refill(later), (Refill::Wait(None), held(0..8)));
         reservations.used(later);
-        reservations.take(0, 1, 0, 1);
-        assert_eq!(reservations.refill(later).0, Refill::Reserve { group: 0, count: 5 });
+        assert_eq!(reservations.take(0, 1, 0, 1), []);
+        assert_eq!(reservations.refill(later).0, Refill::Reserve { group: 0, count: 8 });
+    }
+
+    #[test]
+    fn groups_are_filled_evenly() {
+        let now = Instant::now();
+        let mut reservations = Reservations::new(100, now);
+        reservations.set_groups([0, 1]);
+        for (group, count, given) in
+            [(0, 64, 0..20), (1, 64, 100..164), (0, 64, 20..84), (1, 36, 200..236), (0, 16, 84..100)]
+        {
+            let now = now + FIRST_PAUSE * u32::from(given.start == 20);
+            assert_eq!(reservations.refill(now).0, Refill::Reserve { group, count });
+            reservations.stocked(group, held(given), count, now);
+        }
+        assert_eq!(reservations.in_stock(), 200);
     }
 
     #[test]
