@@ -52,7 +52,7 @@ impl Entry {
 
     /// Whether this is what was said of the block when it was stored: its key, where it lies, its length and checksum.
     pub fn is_sealed(&self) -> bool {
-        part_of_seal(&self.record()) == self.seal
+        part_of(self.record().seal()) == self.seal
     }
 
     pub fn payload_pages(&self) -> u32 {
@@ -64,6 +64,8 @@ impl Entry {
 #[derive(Clone, Copy)]
 #[repr(C, packed(4))]
 struct Packed {
+    /// In its bucket. Next to the hash: a search for a key reads both, and nothing else of other keys' entries.
+    below: u32,
     hash: [u8; BlockHash::MAX_LEN],
     sequence: u64,
     checksum: u64,
@@ -78,8 +80,6 @@ struct Packed {
     /// In the chain of its segment.
     next: u32,
     previous: u32,
-    /// In its bucket.
-    below: u32,
 }
 
 /// What the index takes for a block: its entry, and a bucket.
@@ -104,8 +104,8 @@ impl Packed {
 pub(super) const WARM_AT_ONCE: usize = 32;
 
 /// As many bits as there is space for.
-fn part_of_seal(record: &Record) -> u32 {
-    (record.seal() >> (32 + SEAL_AT)) as u32
+fn part_of(seal: u64) -> u32 {
+    (seal >> (32 + SEAL_AT)) as u32
 }
 
 /// See the module documentation.
@@ -168,17 +168,28 @@ impl<S: BuildHasher> Index<S> {
         (self.buckets.len() as usize..blocks).for_each(|_| _ = self.buckets.push(NONE));
     }
 
-    /// Reads what [`Index::insert`] and [`Index::get`] of these keys will read first. In a large index that is two
-    /// reads from memory for each key, of which the second needs the first. Those of several keys overlap.
-    pub fn warm<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) {
-        if self.buckets.len() == 0 {
-            return;
+    /// The hashes of these keys, for the calls that take one. Reads what these will read first: in a large index that
+    /// is three reads from memory for each key, each of which needs the one before. Those of several keys overlap.
+    pub fn warm<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) -> [u64; WARM_AT_ONCE] {
+        let mut hashes = [0; WARM_AT_ONCE];
+        hashes.iter_mut().zip(keys).for_each(|(hash, key)| *hash = self.hash(key));
+        if self.buckets.len() > 0 {
+            let firsts = hashes.map(|hash| self.buckets[self.bucket_of(hash)]);
+            let seconds = firsts.map(|first| if first == NONE { NONE } else { self.warm_entry(first) });
+            black_box(seconds.map(|second| if second == NONE { NONE } else { self.warm_entry(second) }));
         }
-        let mut buckets = [0; WARM_AT_ONCE];
-        buckets.iter_mut().zip(keys).for_each(|(bucket, key)| *bucket = self.bucket_of(self.hasher.hash_one(key)));
-        let firsts = buckets.map(|bucket| self.buckets[bucket]);
-        let first_bytes = firsts.map(|first| if first == NONE { 0 } else { self.entries[first].hash[0] });
-        black_box(first_bytes);
+        hashes
+    }
+
+    /// What a search reads of an entry, which may lie in two lines of the cache. The entry below it.
+    fn warm_entry(&self, place: u32) -> u32 {
+        let packed = &self.entries[place];
+        black_box(packed.hash[BlockHash::MAX_LEN - 1]);
+        packed.below
+    }
+
+    pub fn hash(&self, key: &BlockKey) -> u64 {
+        self.hasher.hash_one(key)
     }
 
     /// The block of that key, if it is served.
@@ -188,7 +199,12 @@ impl<S: BuildHasher> Index<S> {
 
     /// The entry of that key, also if the block is not served.
     pub fn record(&self, key: &BlockKey) -> Option<Entry> {
-        self.find(key).map(|place| self.entry(place, *key))
+        self.record_hashed(key, self.hash(key))
+    }
+
+    /// The same, with the key's hash.
+    pub fn record_hashed(&self, key: &BlockKey, hash: u64) -> Option<Entry> {
+        self.find_hashed(key, hash).map(|place| self.entry(place, *key))
     }
 
     /// Records that the block was read; true the first time.
@@ -213,9 +229,15 @@ impl<S: BuildHasher> Index<S> {
 
     /// Stores the entry of `record` and returns the key's old one.
     pub fn insert(&mut self, record: &Record, segment: u32) -> Option<Entry> {
-        let hash = self.hasher.hash_one(record.key);
+        let hash = self.hash(&record.key);
         let replaced = self.remove_hashed(&record.key, hash);
-        let packed = self.packed(record, segment);
+        self.add_hashed(record, record.seal(), segment, hash);
+        replaced
+    }
+
+    /// Stores the entry of `record`, whose key has none, with the record's seal and the key's hash.
+    pub fn add_hashed(&mut self, record: &Record, seal: u64, segment: u32, hash: u64) {
+        let packed = self.packed(record, seal, segment);
         let place = match self.free {
             NONE => self.entries.push(packed),
             free => {
@@ -230,11 +252,10 @@ impl<S: BuildHasher> Index<S> {
             self.split();
         }
         self.push_down(self.bucket_of(hash), place);
-        replaced
     }
 
     pub fn remove(&mut self, key: &BlockKey) -> Option<Entry> {
-        self.remove_hashed(key, self.hasher.hash_one(key))
+        self.remove_hashed(key, self.hash(key))
     }
 
     fn remove_hashed(&mut self, key: &BlockKey, hash: u64) -> Option<Entry> {
@@ -285,7 +306,7 @@ impl<S: BuildHasher> Index<S> {
             .map(|place| self.entry(place, self.key(place)))
     }
 
-    fn packed(&mut self, record: &Record, segment: u32) -> Packed {
+    fn packed(&mut self, record: &Record, seal: u64, segment: u32) -> Packed {
         let (hash, name) = Name::of(&record.key);
         let page = u64::from(segment) << self.page_bits | u64::from(record.first_page);
         assert!(
@@ -293,16 +314,16 @@ impl<S: BuildHasher> Index<S> {
             "it fits a segment"
         );
         Packed {
+            below: NONE,
             hash,
             sequence: record.sequence,
             checksum: record.checksum,
             name: self.names.take(name),
             page: page as u32,
-            page_and_seal: (page >> 32) as u32 | part_of_seal(record) << SEAL_AT,
+            page_and_seal: (page >> 32) as u32 | part_of(seal) << SEAL_AT,
             length_and_flags: record.length_bytes as u32,
             next: NONE,
             previous: NONE,
-            below: NONE,
         }
     }
 
@@ -357,7 +378,7 @@ impl<S: BuildHasher> Index<S> {
     }
 
     fn find(&self, key: &BlockKey) -> Option<u32> {
-        self.find_hashed(key, self.hasher.hash_one(key))
+        self.find_hashed(key, self.hash(key))
     }
 
     fn find_hashed(&self, key: &BlockKey, hash: u64) -> Option<u32> {
@@ -377,7 +398,7 @@ impl<S: BuildHasher> Index<S> {
     }
 
     fn hash_of(&self, place: u32) -> u64 {
-        self.hasher.hash_one(self.key(place))
+        self.hash(&self.key(place))
     }
 
     /// By as many low bits of the hash as number all buckets. A bucket that is not split yet has the entries of the

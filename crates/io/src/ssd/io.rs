@@ -125,6 +125,14 @@ impl Lane {
     }
 }
 
+/// Work of [`Io::run_all`] under way.
+pub(super) struct Begun {
+    work: Vec<Work>,
+    started: usize,
+    depth: usize,
+    results: Vec<Result<u64, ErrorKind>>,
+}
+
 /// See the module documentation.
 pub(super) struct Io {
     pub engine: Box<dyn Engine>,
@@ -190,14 +198,22 @@ impl Io {
     /// Does all of `work`, at most `depth` at once, and returns the results in the same order. An error if nothing was
     /// answered for `patience`.
     pub fn run_all(&mut self, work: &[Work], depth: usize, patience: Duration) -> Result<Vec<Result<u64, ErrorKind>>> {
-        let mut answered_at = Instant::now();
-        let (mut results, mut started, mut finished) = (vec![Err(ErrorKind::Timeout); work.len()], 0, Vec::new());
-        while started < work.len() || self.in_flight() > 0 {
-            while started < work.len() && self.in_flight() < depth {
-                self.start(Flight::Opening(started), work[started].clone());
-                started += 1;
-            }
-            self.submit();
+        let begun = self.begin_all(work, depth);
+        self.end_all(begun, patience)
+    }
+
+    /// The first half of [`Io::run_all`]: nothing else may be started before [`Io::end_all`].
+    pub fn begin_all(&mut self, work: &[Work], depth: usize) -> Begun {
+        let mut begun =
+            Begun { results: vec![Err(ErrorKind::Timeout); work.len()], work: work.to_vec(), started: 0, depth };
+        self.go_on(&mut begun);
+        begun
+    }
+
+    /// The second half.
+    pub fn end_all(&mut self, mut begun: Begun, patience: Duration) -> Result<Vec<Result<u64, ErrorKind>>> {
+        let (mut answered_at, mut finished) = (Instant::now(), Vec::new());
+        while self.in_flight() > 0 {
             self.engine.wait(Duration::from_millis(100));
             self.poll(Duration::ZERO, &mut finished);
             if !finished.is_empty() {
@@ -205,14 +221,23 @@ impl Io {
             }
             for Finished { flight, result } in finished.drain(..) {
                 let Flight::Opening(index) = flight else { unreachable!("nothing else flies while opening") };
-                results[index] = result;
+                begun.results[index] = result;
             }
             if answered_at.elapsed() > patience {
                 return Err(Error::new(ErrorKind::Timeout, "a disk did not answer while it was opened")
                     .with("transfers_waiting", self.in_flight()));
             }
+            self.go_on(&mut begun);
         }
-        Ok(results)
+        Ok(begun.results)
+    }
+
+    fn go_on(&mut self, begun: &mut Begun) {
+        while begun.started < begun.work.len() && self.in_flight() < begun.depth {
+            self.start(Flight::Opening(begun.started), begun.work[begun.started].clone());
+            begun.started += 1;
+        }
+        self.submit();
     }
 
     fn send(&mut self, in_flight: InFlight) {

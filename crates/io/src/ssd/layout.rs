@@ -275,7 +275,13 @@ impl Record {
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Record> {
-        if u64_at(bytes, 88) != record_seal(bytes) || u64_at(bytes, 80) != 0 || u64_at(bytes, 0) >= MOST {
+        Record::decode_sealed(bytes).map(|(record, _)| record)
+    }
+
+    /// The record, and its seal.
+    pub fn decode_sealed(bytes: &[u8]) -> Option<(Record, u64)> {
+        let seal = u64_at(bytes, 88);
+        if seal != record_seal(bytes) || u64_at(bytes, 80) != 0 || u64_at(bytes, 0) >= MOST {
             return None;
         }
         let kind = match bytes[27] {
@@ -287,14 +293,15 @@ impl Record {
         let hash = BlockHash::new(bytes[32..64].get(..bytes[26] as usize)?).ok()?;
         let namespace = NamespaceId(u128_at(bytes, 8));
         let group = u16::from_le_bytes(bytes[24..26].try_into().unwrap());
-        Some(Record {
+        let record = Record {
             kind,
             key: BlockKey { namespace, group, hash },
             sequence: u64_at(bytes, 0),
             first_page: u32_at(bytes, 28),
             length_bytes: u64_at(bytes, 64),
             checksum: u64_at(bytes, 72),
-        })
+        };
+        Some((record, seal))
     }
 
     /// The checksum that this record has on the disk. It depends on the key and on all of the block's metadata, so a
@@ -428,15 +435,19 @@ impl Footer {
         Footer::decode(bytes, geometry, u64_at(bytes, 32), index).map(|footer| footer.life)
     }
 
-    /// The records of a footer; none if they differ from what was written.
-    pub fn decode_records(&self, bytes: &[u8]) -> Option<Vec<Record>> {
+    /// The records of a footer, each with its seal; none if they differ from what was written.
+    pub fn decode_records(&self, bytes: &[u8]) -> Option<Vec<(Record, u64)>> {
         let bytes = bytes.get(..self.count as usize * RECORD_BYTES)?;
         if checksum(bytes) != self.records_checksum {
             return None;
         }
-        let records: Vec<Record> = bytes.chunks_exact(RECORD_BYTES).map(Record::decode).collect::<Option<_>>()?;
         let fits = |record: &Record| record.kind != RecordKind::Block || record.ends_by(self.end_page);
-        records.iter().all(fits).then_some(records)
+        let fitting = |bytes| Record::decode_sealed(bytes).filter(|(record, _)| fits(record));
+        let mut records = Vec::with_capacity(self.count as usize);
+        for bytes in bytes.chunks_exact(RECORD_BYTES) {
+            records.push(fitting(bytes)?);
+        }
+        Some(records)
     }
 }
 
@@ -653,7 +664,8 @@ mod tests {
         let footer =
             Footer { life: 9, index: 2, count: new.len() as u32, end_page: 200, records_checksum, balance: None };
         assert_eq!(footer.decode_records(&bytes(&old)), None);
-        assert_eq!(footer.decode_records(&bytes(&new)), Some(new));
+        let sealed = new.iter().map(|record| (*record, record.seal())).collect();
+        assert_eq!(footer.decode_records(&bytes(&new)), Some(sealed));
     }
 
     /// Under right checksums: the next such number would overflow, and an empty block may begin behind the segment.
@@ -817,10 +829,10 @@ mod tests {
                 let records = footer.and_then(|footer| Some((footer, footer.decode_records(listed)?)));
                 if let Some((footer, records)) = &records {
                     // Bytes that no field has are written as zeros.
-                    let again: Vec<u8> = records.iter().flat_map(Record::encode).collect();
+                    let again: Vec<u8> = records.iter().flat_map(|(record, _)| record.encode()).collect();
                     let footer_again = Footer { records_checksum: checksum(&again), ..*footer };
                     assert_eq!(footer_again.decode_records(&again).as_ref(), Some(records));
-                    assert!(records.iter().all(|record| is_in_segment(record, footer.end_page)), "{records:?}");
+                    assert!(records.iter().all(|(record, _)| is_in_segment(record, footer.end_page)), "{records:?}");
                 }
                 let purges = PurgeRecord::decode(page, &GEOMETRY);
                 if let Some(purges) = &purges {

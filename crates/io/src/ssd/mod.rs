@@ -34,6 +34,7 @@ mod placement;
 mod places;
 mod pool_purges;
 mod purges;
+mod read_ahead;
 mod reader;
 mod reads;
 mod reclaim;

@@ -5,7 +5,6 @@
 //! block is found. No incomplete block is found. A geometry is never guessed: it comes from the superblock, or from
 //! all readable segments if they agree. Only a blank disk is formatted.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,12 +13,13 @@ use forebay_core::{Error, ErrorKind, Result};
 use super::config::SsdConfig;
 use super::device::Device;
 use super::disk::{Disk, Opened};
-use super::index::{Index, WARM_AT_ONCE};
+use super::index::{Entry, Index, WARM_AT_ONCE};
 use super::io::Io;
 use super::layout::*;
 use super::log::Sequences;
 use super::owner::{Owner, taken_by_another};
 use super::purges::Purges;
+use super::read_ahead::ReadAhead;
 use super::report::Recovery;
 use super::space::{Segment, SegmentState, Space};
 use super::staging::{CHUNK_BYTES, CHUNKS, HEADS, Staging, joined, page_at, pieces};
@@ -344,19 +344,19 @@ impl Opening {
             .map(|(page, (life, index))| Footer::decode(page.as_ref()?, &geometry, *life, *index))
             .collect();
         contents.index.reserve(footers.iter().flatten().map(|footer| footer.count as usize).sum());
+        let closed = footers.iter().flatten().copied();
+        let mut ahead = ReadAhead::new(closed, geometry, self.memory.clone(), self.depth, self.patience);
         let mut open = Vec::new();
-        let mut read = VecDeque::new();
-        for (nth, (life, index)) in used.iter().enumerate() {
-            let footer = footers[nth];
+        for ((life, index), footer) in used.iter().zip(footers) {
             contents.space.last_life = contents.space.last_life.max(*life);
             contents.note(footer.and_then(|footer| footer.balance));
-            if footer.is_some() && read.is_empty() {
-                read = self.footer_records(&geometry, footers[nth..].iter().flatten())?;
-            }
-            let records = footer.and_then(|_| read.pop_front().flatten());
+            let records = if footer.is_some() { ahead.next(&mut self.io)? } else { None };
             match footer.zip(records) {
                 Some((footer, records)) => self.take_closed(&mut contents, &footer, &records),
-                None => open.extend(self.scan(&mut contents, *index, *life)?.then_some(*index)),
+                None => {
+                    ahead.pause(&mut self.io)?;
+                    open.extend(self.scan(&mut contents, *index, *life)?.then_some(*index));
+                }
             }
         }
         self.place_open(&mut contents, &open);
@@ -454,45 +454,13 @@ impl Opening {
         Ok(lives.flatten().filter(|life| *life < MOST).max().unwrap_or(0))
     }
 
-    /// The records of the first of these footers, in their order: of as many as fit into the space of one full footer,
-    /// read at once. None for a footer whose records cannot be read.
-    fn footer_records<'a>(
-        &mut self,
-        geometry: &Geometry,
-        footers: impl Iterator<Item = &'a Footer>,
-    ) -> Result<VecDeque<Option<Vec<Record>>>> {
-        let (mut end, mut work, mut some) = (0, Vec::new(), Vec::new());
-        for footer in footers {
-            let pages = Footer::record_pages(footer.count);
-            let span = Staging::footer(end, pages * PAGE as u32);
-            end += span.len;
-            if u64::from(end) > FOOTER_BYTES {
-                break;
-            }
-            if pages > 0 {
-                let at = geometry.at(footer.index, geometry.pages() - 1 - pages);
-                work.push(Work::Read { at, span, checksum: None });
-            }
-            some.push((footer, span));
-        }
-        let mut results = self.read(&work)?.into_iter();
-        let records = some.into_iter().map(|(footer, span)| {
-            if span.len == 0 {
-                return Some(Vec::new());
-            }
-            results.next().expect("each read has a result").ok()?;
-            let mut bytes = vec![0; span.len as usize];
-            self.memory.read(span, &mut bytes);
-            footer.decode_records(&bytes)
-        });
-        Ok(records.collect())
-    }
-
-    fn take_closed(&mut self, contents: &mut Contents, footer: &Footer, records: &[Record]) {
+    fn take_closed(&mut self, contents: &mut Contents, footer: &Footer, records: &[(Record, u64)]) {
         self.recovery.segments_with_footer += 1;
         for some in records.chunks(WARM_AT_ONCE) {
-            contents.index.warm(some.iter().map(|record| &record.key));
-            some.iter().for_each(|record| contents.take(record, footer.index));
+            let hashes = contents.index.warm(some.iter().map(|(record, _)| &record.key));
+            for ((record, seal), hash) in some.iter().zip(hashes) {
+                contents.take(record, *seal, footer.index, hash);
+            }
         }
         let segment = contents.space.segment(footer.index);
         (segment.state, segment.life, segment.next_page) = (SegmentState::Closed, footer.life, footer.end_page);
@@ -525,21 +493,20 @@ impl Opening {
         }
         let Segment { began_at_bytes, began_at_stored_bytes, .. } = *contents.space.segment(index);
         let appended = records.len() as u32;
-        let mut segment =
+        *contents.space.segment(index) =
             Segment { next_page: page, appended, began_at_bytes, began_at_stored_bytes, ..Segment::free(life) };
         for record in records {
             contents.last_sequence = contents.last_sequence.max(record.sequence);
             if record.sequence < mark || self.is_whole(&geometry, index, &record)? {
-                contents.take(&record, index);
-                segment.whole.push(record);
+                contents.take(&record, record.seal(), index, contents.index.hash(&record.key));
+                contents.space.segment(index).whole.push(record);
             } else {
                 self.recovery.blocks_not_whole += 1;
-                segment.doubt(record.sequence);
+                contents.space.segment(index).doubt(record.sequence);
                 contents.doubt(&record, index);
             }
         }
         let is_used = page > 1;
-        *contents.space.segment(index) = segment;
         if !is_used {
             contents.space.free.push_back(index);
         }
@@ -601,16 +568,7 @@ impl Opening {
     }
 
     fn account(&mut self, contents: &mut Contents) {
-        let Contents { index, space, written_bytes, stored_bytes, balance, .. } = contents;
-        space.live_bytes = 0;
-        for number in 0..space.geometry.segments {
-            let (blocks, bytes) = index
-                .of_segment(number)
-                .fold((0, 0), |(blocks, bytes), entry| (blocks + 1, bytes + entry.length_bytes));
-            let segment = space.segment(number);
-            (segment.live_blocks, segment.live_bytes) = (blocks, bytes);
-            space.live_bytes += bytes;
-        }
+        let Contents { space, written_bytes, stored_bytes, balance, .. } = contents;
         // Headers count what was written before them. A restart writes new ones, which count the active segment
         // already.
         let balance_bytes = balance.map_or(0, |balance| balance.written_bytes);
@@ -660,27 +618,41 @@ impl Contents {
         }
     }
 
-    fn take(&mut self, record: &Record, segment: u32) {
+    /// With the record's seal, and the hash of its key in the index.
+    fn take(&mut self, record: &Record, seal: u64, segment: u32, hash: u64) {
         self.last_sequence = self.last_sequence.max(record.sequence);
-        let found = self.index.get(&record.key).map(|entry| entry.sequence);
-        let is_later = found.is_none_or(|sequence| sequence < record.sequence);
+        let known = self.index.record_hashed(&record.key, hash);
+        let served = known.filter(|entry| !entry.is_withdrawn);
+        if served.is_some_and(|entry| entry.sequence >= record.sequence) {
+            return;
+        }
         match record.kind {
-            // It was purged, and no removal was found so far. It keeps an entry, so that the next purge removes it: the
-            // list of purges forgets.
-            RecordKind::Block if is_later && self.purges.cover(record) => {
-                self.index.insert(record, segment);
-                self.index.withdraw(&record.key);
+            RecordKind::Block => {
+                if known.is_some() {
+                    self.index.remove(&record.key);
+                }
+                self.index.add_hashed(record, seal, segment, hash);
+                self.discount(served);
+                // It was purged, and no removal was found so far. It keeps an entry, so that the next purge removes it:
+                // the list of purges forgets.
+                if self.purges.cover(record) {
+                    self.index.withdraw(&record.key);
+                } else {
+                    self.space.count(segment, record.length_bytes);
+                }
             }
-            RecordKind::Block if is_later => {
-                self.index.insert(record, segment);
-            }
-            RecordKind::Removed if is_later => {
+            RecordKind::Removed => {
                 self.index.remove(&record.key);
+                self.discount(served);
             }
-            RecordKind::Touched if is_later => {
-                self.index.touch(&record.key);
-            }
-            _ => {}
+            RecordKind::Touched => _ = self.index.touch(&record.key),
+        }
+    }
+
+    /// The block, which was served, has no entry any more.
+    fn discount(&mut self, served: Option<Entry>) {
+        if let Some(Entry { segment, length_bytes, .. }) = served {
+            self.space.discount(segment, length_bytes);
         }
     }
 }

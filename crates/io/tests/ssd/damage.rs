@@ -133,6 +133,38 @@ fn a_flip_in_a_footer_costs_a_scan() {
     flip_each(&image, &lengths, records..records + 3 * RECORD, lengths.len());
 }
 
+/// Footers are read 385 at a time, each piece while the one before is taken in. A scan comes between them.
+#[test]
+fn damaged_footers_among_many_cost_a_scan_each() {
+    const SEGMENTS: u64 = 800;
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, SEGMENTS), &config, None).unwrap();
+    let mut stored = 0;
+    while bed.ssd.segments(0).iter().filter(|segment| segment.state == SegmentState::Closed).count() < 780 {
+        bed.store_all((stored..stored + 200).map(|number| (number, 100)));
+        bed.settle();
+        stored += 200;
+    }
+    let blocks = |bed: &Bed| bed.ssd.segments(0).iter().map(|segment| segment.live_blocks).collect::<Vec<_>>();
+    let (before, disk) = (blocks(&bed), SimulatedDisk::from_image(bed.disk.image()));
+    let mut closed: Vec<_> = bed.ssd.segments(0);
+    closed.retain(|segment| segment.state == SegmentState::Closed);
+    closed.sort_by_key(|segment| segment.life);
+    // Its last page, or its records: the latter are known to be damaged only when they were read.
+    let damaged = [(0, 1), (100, 1), (101, 2), (384, 2), (385, 1), (386, 2), (500, 2), (771, 2), (779, 1)];
+    for (nth, pages) in damaged {
+        let end = segment_at(closed[nth].index as usize + 1);
+        disk.alter(end - pages * PAGE + 40, |bytes| bytes[0] ^= 1);
+    }
+    let whole = Bed::open(&bed.disk, &config, None).unwrap().ssd.report()[0].recovery;
+    let mut bed = Bed::open(&disk, &config, None).unwrap();
+    let recovery = bed.ssd.report()[0].recovery;
+    let scanned = whole.segments_scanned + damaged.len() as u32;
+    assert_eq!((recovery.blocks, recovery.segments_scanned), (stored, scanned));
+    assert_eq!(blocks(&bed), before);
+    assert!((0..stored).step_by(7).all(|number| matches!(bed.look(number, 100), Outcome::Loaded { .. })));
+}
+
 #[test]
 fn a_flip_in_a_head_of_a_closed_segment_costs_nothing() {
     let (image, lengths) = image();
