@@ -113,8 +113,9 @@ class EngineSession:
         that an earlier start of the same id holds stay out of use until its workers are gone.
 
         `stock_blocks`: slots of each group kept reserved; a step that stores more gets only this many. An engine
-        that neither looks up nor reserves for 2 s returns them all. The next call of `lookup` or `reserve` begins to
-        fill the stock, so a first `reserve` after 2 s gets nothing. `deadline`: limit of each call. `breaker_failures`: after this many
+        that neither looks up nor reserves, and has no slots of `reserve` in its hands, keeps 4 after 2 s and none
+        after 30 s. The next call of `lookup` or `reserve` begins to fill the stock, so a first `reserve` after 30 s
+        gets nothing. `deadline`: limit of each call. `breaker_failures`: after this many
         late or lost calls, with no lookup answered in time between them, every lookup is a miss until the daemon
         was reached again. Raises ForebayError (invalid).
         """

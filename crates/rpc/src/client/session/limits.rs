@@ -22,5 +22,10 @@ pub const KEYS_PER_WAITING: usize = 2048;
 /// A late answer is awaited for this many further deadlines before the connection is given up. Until then the
 /// late answer is still useful: its lease can be released, its slots used.
 pub const LATE_FACTOR: u32 = 4;
-/// After this long without lookups and reservations an engine counts as idle, and returns its stock.
+/// After this long without lookups and reservations an engine counts as idle.
 pub const IDLE: Duration = Duration::from_secs(2);
+/// Slots of each group that an idle engine keeps for a while: a request that generates slowly fills a block now and
+/// then.
+pub const IDLE_STOCK: usize = 4;
+/// After this long it keeps none.
+pub const LONG_IDLE: Duration = Duration::from_secs(30);

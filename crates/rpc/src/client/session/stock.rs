@@ -2,7 +2,8 @@
 //!
 //! Invariant: a slot is in the stock, with the engine, or in the outbox, never in two of them. A group's stock is
 //! refilled when it is not full, the emptiest first, with a pause after the daemon gave less than requested. An idle
-//! engine has no stock: one slot keeps a whole unit of the pool from blocks of other sizes.
+//! engine's stock shrinks to a few slots, and then to none: one slot keeps a whole unit of the pool from blocks of
+//! other sizes. An engine that fills slots is not idle, however long its step takes.
 //!
 //! Slots of a pool that is gone stay *void* until the engine has returned them: another pool may hand out the same
 //! number and generation, and a late commit must not name somebody else's block.
@@ -10,7 +11,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::limits::{IDLE, RESERVED_BLOCKS};
+use super::limits::{IDLE, IDLE_STOCK, LONG_IDLE, RESERVED_BLOCKS};
 use crate::proto::Held;
 
 /// Pauses after the daemon gave less than requested: a full pool drains as fast as engines finish loads.
@@ -141,8 +142,16 @@ impl Reservations {
 
     /// The next step; also returns excess slots, which must be aborted.
     pub fn refill(&mut self, now: Instant) -> (Refill, Vec<Held>) {
-        let idle_at = self.last_use + IDLE;
-        let target = if now < idle_at { self.stock_blocks } else { 0 };
+        if !self.taken.is_empty() {
+            self.last_use = now;
+        }
+        let ([idle_at, long_idle_at], few) =
+            ([IDLE, LONG_IDLE].map(|pause| self.last_use + pause), self.stock_blocks.min(IDLE_STOCK));
+        let (target, shrinks_at) = match now {
+            _ if now < idle_at => (self.stock_blocks, idle_at),
+            _ if now < long_idle_at => (few, long_idle_at),
+            _ => (0, long_idle_at),
+        };
         let (mut surplus, mut wake, mut emptiest) = (Vec::new(), None, None);
         for (group, stock) in &mut self.stocks {
             surplus.extend(stock.free.drain(..stock.free.len().saturating_sub(target)));
@@ -154,7 +163,7 @@ impl Reservations {
                 None => {}
             }
             if len > 0 {
-                wake = earliest(wake, idle_at);
+                wake = earliest(wake, shrinks_at);
             }
         }
         let reserve =
@@ -259,15 +268,33 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_engine_keeps_no_slot_and_a_busy_one_fills_up_again() {
+    fn an_idle_engine_keeps_a_few_slots_and_later_none_and_a_busy_one_fills_up_again() {
         let now = Instant::now();
         let mut reservations = with_stock(0..8, now);
         assert_eq!(reservations.refill(now), (Refill::Wait(Some(now + IDLE)), Vec::new()));
-        let later = now + IDLE;
-        assert_eq!(reservations.refill(later), (Refill::Wait(None), held(0..8)));
+        assert_eq!(reservations.refill(now + IDLE), (Refill::Wait(Some(now + LONG_IDLE)), held(0..4)));
+        assert_eq!(reservations.in_stock(), IDLE_STOCK);
+        let later = now + LONG_IDLE;
+        assert_eq!(reservations.refill(later), (Refill::Wait(None), held(4..8)));
         reservations.used(later);
         assert_eq!(reservations.take(0, 1, 0, 1), []);
         assert_eq!(reservations.refill(later).0, Refill::Reserve { group: 0, count: 8 });
+    }
+
+    /// A request may compute for longer than an engine is idle before the next blocks of its prompt need slots.
+    #[test]
+    fn an_engine_that_fills_slots_is_not_idle() {
+        let now = Instant::now();
+        let mut reservations = with_stock(0..8, now);
+        reservations.take(0, 1, 0, 1);
+        reservations.stocked(0, held(8..9), 1, now);
+        for seconds in [2, 4, 40] {
+            let later = now + Duration::from_secs(seconds);
+            assert_eq!(reservations.refill(later), (Refill::Wait(Some(later + IDLE)), Vec::new()));
+        }
+        reservations.give_back(held(0..1)[0]);
+        let later = now + Duration::from_secs(40) + IDLE;
+        assert_eq!(reservations.refill(later).1, held(1..5));
     }
 
     #[test]
