@@ -362,6 +362,19 @@ def test_an_idle_engine_uses_no_processor(sockets: Path) -> None:
         assert time.process_time() - used < 0.05 * (time.monotonic() - begun)
 
 
+def test_a_step_of_many_seconds_leaves_slots_for_the_next_one(sockets: Path) -> None:
+    """A scheduler takes slots when a step begins, and commits them after it: an engine between the two is not idle."""
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        of_step = engine.reserve(FULL.group, 16)
+        wait_until("the stock is full", lambda: engine.session.stats()["reserved_stock"] >= 16, SECONDS)
+        threading.Event().wait(2.5)
+        of_next = engine.session.reserve(FULL.group, 16)
+        assert len(of_next[0]) == 4 * 16
+        engine.session.abort(FULL.group, *of_step)
+        engine.session.abort(FULL.group, *of_next)
+
+
 def test_another_namespace_does_not_see_the_first_one_s_blocks(sockets: Path) -> None:
     with Engine(sockets) as engine:
         engine.wait_ready()
