@@ -31,7 +31,8 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def store(rows: list[int], hashes: list[bytes]) -> None:
-    # The session fills its stock of slots in the background, while something is asked of it.
+    # The session fills its stock of slots in the background, while something is asked of it. A real engine does not
+    # wait: it stores the blocks for which it got slots.
     slots, generations = b"", b""
 
     def has_slots() -> bool:

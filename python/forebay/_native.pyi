@@ -112,10 +112,11 @@ class EngineSession:
         `incarnation` identifies one start of the engine: draw a new one for each start (`os.urandom(16)`). Slots
         that an earlier start of the same id holds stay out of use until its workers are gone.
 
-        `stock_blocks`: slots of each group kept reserved; a step that stores more gets only this many. An engine
-        that neither looks up nor reserves, and has no slots of `reserve` in its hands, keeps 4 after 2 s and none
-        after 30 s. The next call of `lookup` or `reserve` begins to fill the stock, so a first `reserve` after 30 s
-        gets nothing. `deadline`: limit of each call. `breaker_failures`: after this many
+        `stock_blocks`: slots of each group kept reserved; a step that stores more gets only this many. With 0, the
+        session stores nothing. An engine that neither looks up nor reserves, and has no slot of `reserve` in its
+        hands, keeps 4 slots of each group after 2 s and none after 30 s. The next call of `lookup` or `reserve` begins
+        to fill the stock, so a first `reserve` after 30 s gets nothing: call it again after a few milliseconds. An
+        engine whose requests run calls `reserve(group, 0)` in each step to keep its stock. `deadline`: limit of each call. `breaker_failures`: after this many
         late or lost calls, with no lookup answered in time between them, every lookup is a miss until the daemon
         was reached again. Raises ForebayError (invalid).
         """
@@ -166,7 +167,9 @@ class EngineSession:
         """Withdraws the hint of a request that was looked up or is gone. Unknown numbers are ignored."""
 
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
-        """(slots, generations) as little-endian u32, up to `count` of them, from the stock: never waits."""
+        """(slots, generations) as little-endian u32, up to `count` of them, from the stock: never waits.
+
+        There may be fewer, or none: go on without the others, or ask again."""
 
     def commit(
         self,

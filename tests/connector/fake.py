@@ -276,6 +276,7 @@ class FakeSession:
         self.faults: dict[str, Exception] = {}  # method to what it raises
         self.calls: list[str] = []
         self.is_refilling = True
+        self.is_used = False
         self.waiting: dict[int, dict[int, list[bytes]]] = {}
         self.saved_tokens, self.saved_seconds = 0, 0.0
         daemon.sessions.append(self)
@@ -310,6 +311,7 @@ class FakeSession:
 
     def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> FakeTicket:
         self._maybe_raise("lookup")
+        self.is_used = True
         ticket = FakeTicket(self, [(group, masked(hashes, mask)) for group, hashes in groups])
         self.tickets.append(ticket)
         self.refill()
@@ -327,6 +329,7 @@ class FakeSession:
 
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
         self._maybe_raise("reserve")
+        self.is_used = True
         taken, self.stock[group] = self.stock[group][:count], self.stock[group][count:]
         self.refill()
         generations = (self.daemon.slots[number].generation for number in taken)
@@ -397,6 +400,18 @@ class FakeSession:
                     break
                 stock.append(number)
                 wanted -= 1
+
+    def seconds_pass(self) -> None:
+        """The stock fills up. If the engine has asked for nothing since the last call, it is idle: its stock shrinks.
+        From now on the stock fills up in these calls alone."""
+        self.is_refilling = self.is_used
+        self.refill()
+        if not self.is_used:
+            for stock in self.stock.values():
+                while len(stock) > 4:
+                    number = stock.pop()
+                    self.daemon.abort(self, number, self.daemon.slots[number].generation)
+        self.is_used = self.is_refilling = False
 
     def _maybe_raise(self, method: str) -> None:
         self.calls.append(method)

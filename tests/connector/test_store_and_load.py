@@ -80,6 +80,25 @@ def test_a_second_turn_extends_what_the_first_stored(daemon: FakeDaemon, monkeyp
     engine.assert_nothing_is_held()
 
 
+def test_requests_that_generate_slowly_have_their_blocks_stored(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They fill their blocks in the same step. For many seconds before it nobody looks up or stores anything."""
+    shape = Shape(blocks=200, max_tokens_per_step=512, max_requests=32, extra={"offload_prompt_only": False})
+    engine = Engine(daemon, monkeypatch, shape)
+    requests = [engine.add(f"slow {at}", prompt(at, 32), max_tokens=66) for at in range(12)]
+    while not all(request.is_finished() for request in requests):
+        engine.step()
+        daemon.sessions[0].seconds_pass()
+    engine.run()
+    tokens = [list(request.all_token_ids) for request in requests]
+    engine.forget()
+    for at, some in enumerate(tokens):
+        engine.generate(f"again {at}", some)
+        assert engine.hits[f"again {at}"] == 96
+    engine.assert_nothing_is_held()
+
+
 def test_generated_tokens_are_not_stored_by_default(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(daemon, monkeypatch)
     engine.generate("a", prompt(1, 100), max_tokens=40)

@@ -362,6 +362,37 @@ def test_an_idle_engine_uses_no_processor(sockets: Path) -> None:
         assert time.process_time() - used < 0.05 * (time.monotonic() - begun)
 
 
+def test_slots_that_an_idle_engine_gives_back_are_no_lost_blocks() -> None:
+    with Daemon() as daemon, Engine(daemon.start().socket.parent) as engine:
+        engine.wait_ready()
+        engine.session.abort(FULL.group, *engine.reserve(FULL.group, 1))
+        wait_until("the stock shrinks", lambda: engine.session.stats()["reserved_stock"] == 4, SECONDS)
+        wait_until(
+            "the daemon has the slots", lambda: daemon.metrics()["forebay_pool_reserved_bytes"] <= 4 * 4096, SECONDS
+        )
+        assert daemon.metrics()['forebay_unstored_blocks_total{reason="aborted"}'] == 1
+
+
+@pytest.mark.parametrize(("mib", "groups", "group_bytes"), [(64, 2, 262144), (32, 3, 131072), (256, 3, 524288)])
+def test_each_group_gets_slots_of_a_share_that_is_too_small_for_the_stock(
+    mib: int, groups: int, group_bytes: int
+) -> None:
+    model = Model(
+        pages=(group_bytes,), stride=group_bytes, groups=tuple(Group(at, ((0, group_bytes),)) for at in range(groups))
+    )
+    with (
+        Daemon(capacity_bytes=mib << 20) as daemon,
+        Engine(daemon.start().socket.parent, model, stock_blocks=64) as engine,
+    ):
+        engine.wait_ready()
+        even = (mib << 20) // 4 // group_bytes // groups
+        taken = {}
+        for group in reversed(model.groups):
+            taken[group.group] = engine.reserve(group.group, even - 2)
+        for number, slots in taken.items():
+            engine.session.abort(number, *slots)
+
+
 def test_a_step_of_many_seconds_leaves_slots_for_the_next_one(sockets: Path) -> None:
     """A scheduler takes slots when a step begins, and commits them after it: an engine between the two is not idle."""
     with Engine(sockets) as engine:

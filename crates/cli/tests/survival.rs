@@ -353,7 +353,7 @@ fn a_stale_offset_is_recognised_by_its_generation() {
     let namespace = client.namespace("t", vec![group()]).unwrap();
     let slots = client.reserve(namespace, 1);
     assert_eq!(worker.mapping().generation(SlotId(slots[0].slot)).0, slots[0].generation);
-    let request = AbortRequest { session: client.welcome.session, slots: slots.clone() };
+    let request = AbortRequest { session: client.welcome.session, slots: slots.clone(), are_unused: false };
     call!(client, abort, request).unwrap();
     assert_ne!(worker.mapping().generation(SlotId(slots[0].slot)).0, slots[0].generation);
     worker.fill(&slots[0], 1);

@@ -405,6 +405,8 @@ class ForebayManager(OffloadingManager):
         self._is_idle = tokens == 0 and not is_busy
         self._patience.stepped(now, tokens, generated)
         self._pace.scheduled(now, tokens, new)
+        if not self._is_idle:
+            self._use_stock()
         if self._stores.settle() and self._is_idle:
             self._nap()
         if now >= self._look_for_unasked_at:
@@ -546,11 +548,17 @@ class ForebayManager(OffloadingManager):
         self._leased[asked.lookup] = asked
         self._unanswered.add(asked.lookup)
 
+    def _use_stock(self) -> None:
+        """Requests are running: the session keeps its stock, however long no block of theirs was full."""
+        for group in itertools.islice(self._shapes, 1):
+            self._session.reserve(group, 0)
+
     def _is_restocking(self, asked: _Asked, now: float) -> bool:
         """Whether the request has blocks to store while the stock is low and filling up.
 
-        A session returns most of its stock after two seconds without a request, and all after thirty: the blocks of
-        the first step after that would find no slots. If the daemon gives less than requested, waiting would not help.
+        A session returns most of its stock after two seconds without a running request, and all after thirty: the
+        blocks of the first step after that would find no slots. If the daemon gives less than requested, waiting would
+        not help.
         """
         if now >= asked.restock_until or asked.lookup is None or asked.lookup.missing == 0:
             return False

@@ -136,10 +136,17 @@ impl Core {
         CommitOutcome::Stored
     }
 
-    /// Gives a reserved slot back. Unknown ones are ignored.
+    /// Gives a reserved slot back whose block is not stored. Unknown ones are ignored.
     pub fn abort(&mut self, instance: Instance, at: (SlotId, Generation)) {
         if let Some(block) = self.reserved_by(instance, at) {
             self.journal.stats_mut().aborted += 1;
+            self.release_slot(block);
+        }
+    }
+
+    /// Gives a reserved slot back that was for no block yet. Unknown ones are ignored.
+    pub fn return_unused(&mut self, instance: Instance, at: (SlotId, Generation)) {
+        if let Some(block) = self.reserved_by(instance, at) {
             self.release_slot(block);
         }
     }

@@ -227,7 +227,7 @@ mod tests {
                 ReleaseRequest { leases: (1 << 20..1 << 20 | 5000).collect(), ..Default::default() }.encode_to_vec(),
             ),
             ("Commit", CommitRequest { session: 7, namespace: 1, groups: vec![blocks(4000); 3] }.encode_to_vec()),
-            ("Abort", AbortRequest { session: 7, slots: held(10_000) }.encode_to_vec()),
+            ("Abort", AbortRequest { session: 7, slots: held(10_000), are_unused: true }.encode_to_vec()),
             ("Put", PutRequest { blocks: vec![put(70_000), put(70_000)], ..Default::default() }.encode_to_vec()),
             (
                 "Put",

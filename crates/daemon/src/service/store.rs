@@ -65,7 +65,7 @@ pub async fn abort(shared: &Shared, request: AbortRequest) -> Result<Done> {
     let mut slots = request.slots.chunks(Core::MAX_HELD_PER_EVENT);
     loop {
         let slots_now = slots.next().unwrap_or_default();
-        shared.event(|state| abort_some(state, request.session, slots_now))?;
+        shared.event(|state| abort_some(state, request.session, slots_now, request.are_unused))?;
         if slots.len() == 0 {
             return Ok(Done {});
         }
@@ -73,9 +73,12 @@ pub async fn abort(shared: &Shared, request: AbortRequest) -> Result<Done> {
     }
 }
 
-fn abort_some(state: &mut State, session: u64, slots: &[Held]) -> Result<()> {
+fn abort_some(state: &mut State, session: u64, slots: &[Held], are_unused: bool) -> Result<()> {
     let (instance, _) = state.instances.of_engine(session)?;
-    slots.iter().for_each(|held| state.core.abort(instance, (SlotId(held.slot), Generation(held.generation))));
+    for Held { slot, generation } in slots {
+        let at = (SlotId(*slot), Generation(*generation));
+        if are_unused { state.core.return_unused(instance, at) } else { state.core.abort(instance, at) }
+    }
     Ok(())
 }
 

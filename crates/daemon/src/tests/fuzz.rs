@@ -230,7 +230,7 @@ fn engine() -> Vec<u8> {
     say(&mut script, 3, &HintRequest { session: 1, namespace: 0, withdrawn: vec![6], hints });
     say(&mut script, 4, &ReleaseRequest { session: 1, leases: vec![1], lookups: vec![1], ..ReleaseRequest::default() });
     let held = vec![Held { slot: 4, generation: 3 }];
-    say(&mut script, 7, &AbortRequest { session: 1, slots: held.clone() });
+    say(&mut script, 7, &AbortRequest { session: 1, slots: held.clone(), are_unused: false });
     let suspects = WorkerSays { says: Some(worker_says::Says::Suspects(Suspects { slots: held.clone() })) };
     say_framed(&mut script, 12, &suspects);
     let registered = WorkerSays { says: Some(worker_says::Says::Registered(Registered { bytes: 1 << 20 })) };

@@ -513,7 +513,8 @@ impl World {
         let (number, holder) = (engine.number, engine.holder());
         self.truth.get().leave(stocked.claim, holder);
         let slots = vec![Held { slot: stocked.at.0.0, generation: stocked.at.1.0 }];
-        let request = AbortRequest { session, slots };
+        let are_unused = stocked.at.0.0.is_multiple_of(2);
+        let request = AbortRequest { session, slots, are_unused };
         self.call(number, What::Done, move |shared, _| async move {
             Answer::Done(store::abort(&shared, request).await.map(drop))
         });

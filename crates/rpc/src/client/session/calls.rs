@@ -144,8 +144,9 @@ impl Sending<'_> {
                         .with("blocks", expected)),
                 }
             }
-            Batch::Aborts(slots) => {
-                let call = rpc.abort(proto::AbortRequest { session, slots: slots.clone() });
+            batch @ (Batch::Aborts(slots) | Batch::Returns(slots)) => {
+                let are_unused = matches!(batch, Batch::Returns(_));
+                let call = rpc.abort(proto::AbortRequest { session, slots: slots.clone(), are_unused });
                 watched(self.shared, call, None).await.map(|_| Vec::new())
             }
             Batch::Releases { leases, lookups, saved } => {

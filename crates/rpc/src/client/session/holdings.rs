@@ -63,7 +63,7 @@ impl Holdings {
         let groups: Vec<u32> = namespace.groups.iter().map(|group| group.group).collect();
         self.link.want(namespace);
         let stock = self.reservations.set_groups(groups);
-        self.outbox.abort(stock);
+        self.outbox.return_unused(stock);
         self.hints.leave();
         self.leave_namespace();
     }
@@ -173,9 +173,9 @@ impl Holdings {
 
     /// Queues the slots that belong to the engine. Slots of an earlier namespace are aborted, all others counted as
     /// lost.
-    pub fn commit(&mut self, group: u32, hashes: &Hashes, predecessor: &[u8], slots: &[Held]) {
+    pub fn commit(&mut self, group: u32, hashes: &Hashes, predecessor: &[u8], slots: &[Held], now: Instant) {
         let returned: Vec<(Held, Returned)> =
-            slots.iter().map(|slot| (*slot, self.reservations.give_back(*slot))).collect();
+            slots.iter().map(|slot| (*slot, self.reservations.give_back(*slot, now))).collect();
         let epoch = self.link.epoch();
         let (mut kept, mut dropped) = (HashSet::new(), Vec::new());
         for (slot, returned) in returned {
@@ -192,8 +192,8 @@ impl Holdings {
         commit.only(|slot| kept.contains(slot)).into_iter().for_each(|run| self.outbox.commit(run));
     }
 
-    pub fn abort(&mut self, slots: &[Held]) {
-        let is_ours = |slot: &&Held| matches!(self.reservations.give_back(**slot), Returned::Taken(_));
+    pub fn abort(&mut self, slots: &[Held], now: Instant) {
+        let is_ours = |slot: &&Held| matches!(self.reservations.give_back(**slot, now), Returned::Taken(_));
         let ours: Vec<Held> = slots.iter().filter(is_ours).copied().collect();
         self.outbox.abort(ours);
     }
@@ -250,7 +250,7 @@ impl Holdings {
     pub fn draining(&mut self) {
         self.link.draining();
         let stock = self.reservations.drain();
-        self.outbox.abort(stock);
+        self.outbox.return_unused(stock);
     }
 
     /// The next batch to deliver, with the daemon's name of the namespace.
@@ -306,7 +306,7 @@ impl Holdings {
             Some(handle) => {
                 let (refill, surplus) = self.reservations.refill(now);
                 let has_surplus = !surplus.is_empty();
-                self.outbox.abort(surplus);
+                self.outbox.return_unused(surplus);
                 (refill, epoch, handle, has_surplus)
             }
             None => (Refill::Wait(None), epoch, 0, false),
@@ -327,7 +327,7 @@ impl Holdings {
             }
         };
         let has_surplus = !unusable.is_empty();
-        self.outbox.abort(unusable);
+        self.outbox.return_unused(unusable);
         has_surplus
     }
 
@@ -382,7 +382,7 @@ mod tests {
 
     fn commit(holdings: &mut Holdings, slots: &[Held]) {
         let hashes: Vec<[u8; 4]> = slots.iter().map(|slot| slot.slot.to_le_bytes()).collect();
-        holdings.commit(0, &pack(hashes.iter().map(|hash| hash.as_slice())).unwrap(), b"", slots);
+        holdings.commit(0, &pack(hashes.iter().map(|hash| hash.as_slice())).unwrap(), b"", slots, Instant::now());
     }
 
     fn releases(lease: u64) -> Batch {
@@ -398,7 +398,7 @@ mod tests {
         let mut holdings = ready();
         let slots = holdings.reserve(0, 4, Instant::now());
         commit(&mut holdings, &slots[..1]);
-        holdings.abort(&slots[1..2]);
+        holdings.abort(&slots[1..2], Instant::now());
         holdings.disconnected();
         let mut declared = holdings.declare().reservations;
         declared.sort_by_key(|slot| slot.slot);
@@ -432,7 +432,7 @@ mod tests {
         reconnect(&mut holdings, Welcome { lease: 4, ..welcome([2; 16]) });
         assert_eq!(batches(&mut holdings), [releases(4)], "a lease declared of the old pool is given back");
         commit(&mut holdings, &slots[1..2]);
-        holdings.abort(&slots[2..]);
+        holdings.abort(&slots[2..], Instant::now());
         holdings.release(cell.id);
         assert_eq!(batches(&mut holdings), []);
         assert_eq!(holdings.stats().lost, 2);
@@ -449,8 +449,8 @@ mod tests {
         holdings.set_namespace(namespace("b"));
         holdings.link.named(2, 6);
         commit(&mut holdings, &slots[2..]);
-        let aborted: Vec<Held> = (3..8).chain([1, 2]).map(held).collect();
-        assert_eq!(batches(&mut holdings), [Batch::Aborts(aborted)]);
+        let [aborted, unused] = [1..3, 3..8].map(|slots| slots.map(held).collect());
+        assert_eq!(batches(&mut holdings), [Batch::Aborts(aborted), Batch::Returns(unused)]);
         holdings.undelivered(in_flight);
         assert_eq!(batches(&mut holdings), [Batch::Aborts(vec![held(0)])]);
         assert_eq!(holdings.stats().commits_dropped, 3);
@@ -464,7 +464,7 @@ mod tests {
         holdings.link.named(2, 6);
         batches(&mut holdings);
         holdings.stocked(1, 0, 2, Some(vec![held(20), held(21)]), Instant::now());
-        assert_eq!(batches(&mut holdings), [Batch::Aborts(vec![held(20), held(21)])]);
+        assert_eq!(batches(&mut holdings), [Batch::Returns(vec![held(20), held(21)])]);
         assert_eq!(holdings.stats().reserved_stock, 0);
     }
 
@@ -526,7 +526,7 @@ mod tests {
         let slots = holdings.reserve(0, 1, Instant::now());
         commit(&mut holdings, &slots);
         commit(&mut holdings, &slots);
-        holdings.abort(&slots);
+        holdings.abort(&slots, Instant::now());
         assert_eq!(batches(&mut holdings).len(), 1);
         assert_eq!(holdings.stats().lost, 1);
     }

@@ -129,14 +129,14 @@ impl EngineSession {
                 .with("hashes", hashes.len())
                 .with("slots", slots.len()));
         }
-        self.shared.holdings().commit(group, hashes, predecessor, slots);
+        self.shared.holdings().commit(group, hashes, predecessor, slots, Instant::now());
         self.shared.wake_deliver.notify_one();
         Ok(())
     }
 
     /// Returns unfilled slots.
     pub fn abort(&self, slots: &[Held]) {
-        self.shared.holdings().abort(slots);
+        self.shared.holdings().abort(slots, Instant::now());
         self.shared.wake_deliver.notify_one();
     }
 

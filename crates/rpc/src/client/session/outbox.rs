@@ -1,7 +1,7 @@
-//! Messages that the daemon has not acknowledged yet: commits, aborts, releases and ends of lookups.
+//! Messages that the daemon has not acknowledged yet: commits, aborts, unused slots, releases and ends of lookups.
 //!
 //! Invariants: each kind is delivered in its own order, a commit's parent before its children, and is kept until the
-//! daemon acknowledged it. An unacknowledged batch goes back to the front; all three calls can be repeated without
+//! daemon acknowledged it. An unacknowledged batch goes back to the front; all calls can be repeated without
 //! harm. All but commits come only from slots and leases that were held, each once, so limits on those bound them.
 
 use std::collections::{HashSet, VecDeque};
@@ -15,6 +15,8 @@ use crate::{Hashes, pack};
 pub(super) struct Outbox {
     commits: VecDeque<Commit>,
     aborts: VecDeque<Held>,
+    /// Slots of the stock, which nothing was to be stored in.
+    returns: VecDeque<Held>,
     releases: VecDeque<u64>,
     /// Leases of lookups that end while blocks are promoted.
     ends: VecDeque<u64>,
@@ -40,6 +42,8 @@ pub(super) struct Commit {
 pub(super) enum Batch {
     Commits(Vec<Commit>),
     Aborts(Vec<Held>),
+    /// Of slots that were never handed out.
+    Returns(Vec<Held>),
     /// Of leases, and ends of lookups.
     Releases {
         leases: Vec<u64>,
@@ -68,6 +72,10 @@ impl Outbox {
         self.aborts.extend(slots);
     }
 
+    pub fn return_unused(&mut self, slots: impl IntoIterator<Item = Held>) {
+        self.returns.extend(slots);
+    }
+
     pub fn release(&mut self, lease: u64) {
         self.releases.push_back(lease);
     }
@@ -85,12 +93,12 @@ impl Outbox {
 
     /// Blocks and leases not yet acknowledged.
     pub fn len(&self) -> usize {
-        self.commit_blocks() + self.aborts.len() + self.releases.len() + self.ends.len() + self.in_flight
+        self.blocks() + self.releases.len() + self.ends.len()
     }
 
     /// Blocks whose commit or abort is queued or in flight.
     pub fn blocks(&self) -> usize {
-        self.commit_blocks() + self.aborts.len() + self.in_flight
+        self.commit_blocks() + self.aborts.len() + self.returns.len() + self.in_flight
     }
 
     /// The next batch. Commits are included only if the namespace was declared.
@@ -99,6 +107,8 @@ impl Outbox {
             Batch::Commits(self.next_commits())
         } else if !self.aborts.is_empty() {
             Batch::Aborts(std::mem::take(&mut self.aborts).into())
+        } else if !self.returns.is_empty() {
+            Batch::Returns(std::mem::take(&mut self.returns).into())
         } else if !self.releases.is_empty() || !self.ends.is_empty() {
             let [leases, lookups] = [&mut self.releases, &mut self.ends].map(|all| std::mem::take(all).into());
             Batch::Releases { leases, lookups, saved: std::mem::take(&mut self.saved) }
@@ -120,6 +130,7 @@ impl Outbox {
         match batch {
             Batch::Commits(commits) => commits.into_iter().rev().for_each(|commit| self.commits.push_front(commit)),
             Batch::Aborts(slots) => slots.into_iter().rev().for_each(|slot| self.aborts.push_front(slot)),
+            Batch::Returns(slots) => slots.into_iter().rev().for_each(|slot| self.returns.push_front(slot)),
             Batch::Releases { leases, lookups, saved: _ } => {
                 leases.into_iter().rev().for_each(|lease| self.releases.push_front(lease));
                 lookups.into_iter().rev().for_each(|lease| self.ends.push_front(lease));
@@ -142,6 +153,7 @@ impl Outbox {
     /// Drops them: after a reconnect the daemon frees everything that is not declared.
     pub fn forget_aborts_and_releases(&mut self) {
         self.aborts.clear();
+        self.returns.clear();
         self.releases.clear();
         self.ends.clear();
     }
@@ -153,6 +165,7 @@ impl Outbox {
         let is_kept = |slot: &Held| lost.is_some_and(|lost| !lost.contains(slot));
         self.commits = self.commits.drain(..).flat_map(|commit| commit.only(is_kept)).collect();
         self.aborts.retain(is_kept);
+        self.returns.retain(is_kept);
         before - self.commit_blocks()
     }
 
@@ -176,7 +189,7 @@ impl Batch {
     pub fn len(&self) -> usize {
         match self {
             Batch::Commits(commits) => commits.iter().map(|commit| commit.slots.len()).sum(),
-            Batch::Aborts(slots) => slots.len(),
+            Batch::Aborts(slots) | Batch::Returns(slots) => slots.len(),
             Batch::Releases { leases, lookups, .. } => leases.len() + lookups.len(),
         }
     }

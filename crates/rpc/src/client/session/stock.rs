@@ -1,9 +1,10 @@
 //! The stock of reserved slots, and the slots that the engine has taken from it.
 //!
 //! Invariant: a slot is in the stock, with the engine, or in the outbox, never in two of them. A group's stock is
-//! refilled when it is not full, the emptiest first, with a pause after the daemon gave less than requested. An idle
-//! engine's stock shrinks to a few slots, and then to none: one slot keeps a whole unit of the pool from blocks of
-//! other sizes. An engine that fills slots is not idle, however long its step takes.
+//! refilled when it is not full, with a pause after the daemon gave less than requested. A block needs a slot of each
+//! group, so the groups are filled evenly, and where the daemon has no slot for one, the fuller ones give some back.
+//! An idle engine's stock shrinks to a few slots, and then to none: one slot keeps a whole unit of the pool from
+//! blocks of other sizes. An engine that fills slots is not idle, however long its step takes.
 //!
 //! Slots of a pool that is gone stay *void* until the engine has returned them: another pool may hand out the same
 //! number and generation, and a late commit must not name somebody else's block.
@@ -19,6 +20,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// Slots requested in one call: as many as the daemon gives in one event.
 const RESERVE_AT_ONCE: usize = 64;
+/// A group's stock grows to so many slots more than the emptiest other one has.
+const AHEAD: usize = 16;
 
 /// See the module documentation.
 pub(super) struct Reservations {
@@ -35,6 +38,18 @@ struct Stock {
     free: VecDeque<Held>,
     pause: Duration,
     paused_until: Option<Instant>,
+    help: Help,
+}
+
+/// What fuller stocks did for one that got fewer slots than it asked for.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Help {
+    #[default]
+    Unneeded,
+    /// They gave some of theirs back, and ask for none until it has asked again.
+    Given,
+    /// It got nothing nevertheless. It is not helped again before it has used or given back some slots, or got more.
+    InVain,
 }
 
 /// The next step for the stock.
@@ -112,25 +127,50 @@ impl Reservations {
         let Some(stock) = self.stocks.get_mut(&group) else { return Vec::new() };
         let count = count.min(stock.free.len()).min(room);
         let slots: Vec<Held> = stock.free.drain(..count).collect();
+        if count > 0 {
+            stock.help = Help::Unneeded;
+        }
         self.taken.extend(slots.iter().map(|slot| (*slot, epoch)));
         slots
     }
 
-    /// Returns a slot from the engine.
-    pub fn give_back(&mut self, slot: Held) -> Returned {
+    /// Returns a slot from the engine, which had it in use until now.
+    pub fn give_back(&mut self, slot: Held, now: Instant) -> Returned {
         self.void.remove(&slot);
-        self.taken.remove(&slot).map_or(Returned::Unknown, Returned::Taken)
+        let Some(epoch) = self.taken.remove(&slot) else { return Returned::Unknown };
+        self.last_use = now;
+        Returned::Taken(epoch)
     }
 
-    /// The daemon reserved `slots` of the `asked` number. Returns those that cannot be used, which must be aborted.
+    /// The daemon reserved `slots` of the `asked` number. Returns those that cannot be used, and if it reserved less,
+    /// some of the other groups. All of these must be aborted.
     pub fn stocked(&mut self, group: u32, slots: Vec<Held>, asked: usize, now: Instant) -> Vec<Held> {
         let (void, taken) = (&self.void, &self.taken);
         let is_usable = |slot: &Held| !void.contains(slot) && !taken.contains_key(slot);
-        let (usable, unusable): (Vec<_>, Vec<_>) = slots.into_iter().partition(is_usable);
+        let (usable, mut unusable): (Vec<_>, Vec<_>) = slots.into_iter().partition(is_usable);
         let Some(stock) = self.stocks.get_mut(&group) else { return [usable, unusable].concat() };
         stock.rest(usable.len(), asked, now);
+        stock.help = match usable.len() {
+            given if given >= asked => Help::Unneeded,
+            0 if stock.help != Help::Unneeded => Help::InVain,
+            _ => Help::Given,
+        };
         stock.free.extend(usable);
+        if stock.help == Help::Given {
+            let len = stock.free.len();
+            unusable.extend(self.half_of_what_is_above(len));
+        }
         unusable
+    }
+
+    /// Fuller stocks may have used up the engine's share of the pool.
+    fn half_of_what_is_above(&mut self, len: usize) -> Vec<Held> {
+        let mut given = Vec::new();
+        for stock in self.stocks.values_mut().filter(|stock| stock.free.len() > len + 1) {
+            given.extend(stock.free.drain(..(stock.free.len() - len) / 2));
+            stock.help = Help::Unneeded;
+        }
+        given
     }
 
     /// The daemon could not be asked.
@@ -145,29 +185,37 @@ impl Reservations {
         if !self.taken.is_empty() {
             self.last_use = now;
         }
-        let ([idle_at, long_idle_at], few) =
-            ([IDLE, LONG_IDLE].map(|pause| self.last_use + pause), self.stock_blocks.min(IDLE_STOCK));
-        let (target, shrinks_at) = match now {
-            _ if now < idle_at => (self.stock_blocks, idle_at),
-            _ if now < long_idle_at => (few, long_idle_at),
-            _ => (0, long_idle_at),
+        let [idle_at, long_idle_at] = [IDLE, LONG_IDLE].map(|pause| self.last_use + pause);
+        let (target, shrinks_at) = if now < idle_at {
+            (self.stock_blocks, idle_at)
+        } else if now < long_idle_at {
+            (self.stock_blocks.min(IDLE_STOCK), long_idle_at)
+        } else {
+            (0, long_idle_at)
         };
-        let (mut surplus, mut wake, mut emptiest) = (Vec::new(), None, None);
-        for (group, stock) in &mut self.stocks {
-            surplus.extend(stock.free.drain(..stock.free.len().saturating_sub(target)));
+        let surplus_of = |stock: &Stock| stock.free.len().saturating_sub(target);
+        let surplus = self.stocks.values_mut().flat_map(|stock| stock.free.drain(..surplus_of(stock))).collect();
+        let is_helped = |stock: &&Stock| stock.help == Help::Given && stock.free.len() < target;
+        let helped = self.stocks.values().filter(is_helped).map(|stock| stock.free.len()).min();
+        let (mut wake, mut emptiest) = (None, None);
+        for (group, stock) in &self.stocks {
             let len = stock.free.len();
+            let others = self.stocks.iter().filter(|(other, _)| *other != group);
+            let least_of_others = others.map(|(_, other)| other.free.len()).min();
+            let room = least_of_others.map_or(target, |least| target.min(least + AHEAD)).saturating_sub(len);
             match stock.paused_until.filter(|until| *until > now) {
-                _ if len == target => {}
-                Some(until) => wake = earliest(wake, until),
-                None if emptiest.is_none_or(|(_, least)| len < least) => emptiest = Some((*group, len)),
-                None => {}
+                Some(until) if len < target => wake = earliest(wake, until),
+                _ if room == 0 || helped.is_some_and(|least| len > least || len == least && !is_helped(&stock)) => {}
+                None if emptiest.is_none_or(|(_, least, _)| len < least) => {
+                    emptiest = Some((*group, len, room.min(RESERVE_AT_ONCE)));
+                }
+                _ => {}
             }
             if len > 0 {
                 wake = earliest(wake, shrinks_at);
             }
         }
-        let reserve =
-            |(group, len): (u32, usize)| Refill::Reserve { group, count: (target - len).min(RESERVE_AT_ONCE) };
+        let reserve = |(group, _, count)| Refill::Reserve { group, count };
         (emptiest.map_or(Refill::Wait(wake), reserve), surplus)
     }
 
@@ -292,24 +340,99 @@ mod tests {
             let later = now + Duration::from_secs(seconds);
             assert_eq!(reservations.refill(later), (Refill::Wait(Some(later + IDLE)), Vec::new()));
         }
-        reservations.give_back(held(0..1)[0]);
-        let later = now + Duration::from_secs(40) + IDLE;
+        let later = now + Duration::from_secs(40);
+        reservations.give_back(held(0..1)[0], later);
+        let later = later + IDLE;
         assert_eq!(reservations.refill(later).1, held(1..5));
+    }
+
+    /// A daemon that gives out so many slots and no more. Answers what the session asks it until that only waits.
+    fn fill(reservations: &mut Reservations, left: &mut usize, next: &mut u32, now: &mut Instant) -> usize {
+        for calls in 0..1000 {
+            let (refill, surplus) = reservations.refill(*now);
+            *left += surplus.len();
+            match refill {
+                Refill::Reserve { group, count } => {
+                    let given = count.min(*left);
+                    *left -= given;
+                    *next += given as u32;
+                    *left += reservations.stocked(group, held(*next - given as u32..*next), count, *now).len();
+                }
+                // Longer than all pauses are once the daemon gives nothing.
+                Refill::Wait(_) if calls > 200 => return calls,
+                Refill::Wait(until) => *now = until.expect("the stock shrinks when the engine is idle"),
+            }
+            reservations.used(*now);
+        }
+        panic!("it asks for ever")
+    }
+
+    fn stocks(reservations: &Reservations) -> Vec<usize> {
+        reservations.stocks.values().map(|stock| stock.free.len()).collect()
     }
 
     #[test]
     fn groups_are_filled_evenly() {
-        let now = Instant::now();
+        let mut now = Instant::now();
         let mut reservations = Reservations::new(100, now);
         reservations.set_groups([0, 1]);
-        for (group, count, given) in
-            [(0, 64, 0..20), (1, 64, 100..164), (0, 64, 20..84), (1, 36, 200..236), (0, 16, 84..100)]
-        {
-            let now = now + FIRST_PAUSE * u32::from(given.start == 20);
+        for (group, given, count) in [(0, 0..16, 16), (1, 100..132, 32), (0, 16..40, 32), (1, 132..148, 24)] {
             assert_eq!(reservations.refill(now).0, Refill::Reserve { group, count });
-            reservations.stocked(group, held(given), count, now);
+            let least = reservations.stocked(group, held(given), count, now).len();
+            assert_eq!(least, 0, "the other group has no more than this one");
         }
-        assert_eq!(reservations.in_stock(), 200);
+        fill(&mut reservations, &mut 1000, &mut 1000, &mut now);
+        assert_eq!(stocks(&reservations), [100, 100]);
+    }
+
+    /// Of each group as much as there is, whichever was filled first.
+    #[test]
+    fn groups_share_what_the_daemon_gives() {
+        for (groups, mut left, each) in [(3, 64, 20), (3, 16, 4), (6, 128, 19), (2, 64, 31)] {
+            let (mut now, mut next) = (Instant::now(), 0);
+            let mut reservations = Reservations::new(64, now);
+            reservations.set_groups(0..groups);
+            fill(&mut reservations, &mut left, &mut next, &mut now);
+            assert!(stocks(&reservations).iter().all(|len| *len >= each), "{:?}", stocks(&reservations));
+            // What was filled is stored and gone; the others are as full as they were.
+            reservations.take(groups - 1, 64, 0, 1);
+            reservations.lost(None);
+            fill(&mut reservations, &mut left, &mut next, &mut now);
+            let (lens, total) = (stocks(&reservations), stocks(&reservations).iter().sum::<usize>());
+            assert!(lens.iter().all(|len| len + 2 >= total / groups as usize), "{lens:?}");
+        }
+    }
+
+    /// There is no slot of that size, whatever the others give back.
+    #[test]
+    fn a_group_that_gets_nothing_leaves_the_others_some() {
+        let mut now = Instant::now();
+        let mut reservations = Reservations::new(64, now);
+        reservations.set_groups([0, 1]);
+        for step in 0..200 {
+            match reservations.refill(now).0 {
+                Refill::Reserve { group: 0, count } => drop(reservations.stocked(0, Vec::new(), count, now)),
+                Refill::Reserve { group, count } => {
+                    let first = step * 100;
+                    reservations.stocked(group, held(first..first + count as u32), count, now);
+                }
+                Refill::Wait(until) => now = until.expect("the daemon is asked again"),
+            }
+            reservations.used(now);
+        }
+        assert_eq!(stocks(&reservations), [0, AHEAD]);
+    }
+
+    /// However long it had a slot in its hands before, and whenever that was looked at.
+    #[test]
+    fn an_engine_that_gave_a_slot_back_is_not_idle() {
+        let now = Instant::now();
+        let mut reservations = with_stock(0..8, now);
+        let slot = reservations.take(0, 1, 0, 1)[0];
+        let later = now + IDLE - Duration::from_millis(1);
+        assert_eq!(reservations.give_back(slot, later), Returned::Taken(1));
+        assert_eq!(reservations.refill(later + IDLE / 2).1, []);
+        assert_eq!(reservations.refill(later + IDLE).1, held(1..4));
     }
 
     #[test]
@@ -321,7 +444,7 @@ mod tests {
         reservations.lost(None);
         assert_eq!(reservations.stocked(0, held(1..3), 2, now), held(1..2), "slot 1 is still in the engine's hands");
         assert_eq!(reservations.take(0, 9, 0, 1), held(2..3));
-        assert_eq!(reservations.give_back(old[1]), Returned::Unknown);
+        assert_eq!(reservations.give_back(old[1], now), Returned::Unknown);
         assert_eq!(reservations.stocked(0, held(1..2), 1, now), []);
     }
 
