@@ -168,17 +168,16 @@ impl<S: BuildHasher> Index<S> {
         (self.buckets.len() as usize..blocks).for_each(|_| _ = self.buckets.push(NONE));
     }
 
-    /// The hashes of these keys, for the calls that take one. Reads what these will read first: in a large index that
-    /// is three reads from memory for each key, each of which needs the one before. Those of several keys overlap.
-    pub fn warm<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) -> [u64; WARM_AT_ONCE] {
+    /// Reads what the calls that take these hashes of keys will read first. In a large index that is three reads from
+    /// memory for each key, each of which needs the one before. Those of several keys overlap.
+    pub fn warm(&self, keys: impl Iterator<Item = u64>) {
         let mut hashes = [0; WARM_AT_ONCE];
-        hashes.iter_mut().zip(keys).for_each(|(hash, key)| *hash = self.hash(key));
+        hashes.iter_mut().zip(keys).for_each(|(hash, key)| *hash = key);
         if self.buckets.len() > 0 {
             let firsts = hashes.map(|hash| self.buckets[self.bucket_of(hash)]);
             let seconds = firsts.map(|first| if first == NONE { NONE } else { self.warm_entry(first) });
             black_box(seconds.map(|second| if second == NONE { NONE } else { self.warm_entry(second) }));
         }
-        hashes
     }
 
     /// What a search reads of an entry, which may lie in two lines of the cache. The entry below it.
@@ -190,6 +189,15 @@ impl<S: BuildHasher> Index<S> {
 
     pub fn hash(&self, key: &BlockKey) -> u64 {
         self.hasher.hash_one(key)
+    }
+
+    /// The same, for another thread.
+    pub fn hashing(&self) -> impl Fn(&BlockKey) -> u64 + Clone + Send + 'static
+    where
+        S: Clone + Send + 'static,
+    {
+        let hasher = self.hasher.clone();
+        move |key| hasher.hash_one(key)
     }
 
     /// The block of that key, if it is served.

@@ -204,6 +204,7 @@ impl Io {
 
     /// The first half of [`Io::run_all`]: nothing else may be started before [`Io::end_all`].
     pub fn begin_all(&mut self, work: &[Work], depth: usize) -> Begun {
+        debug_assert!(self.in_flight() == 0, "what ends is counted as one of these");
         let mut begun =
             Begun { results: vec![Err(ErrorKind::Timeout); work.len()], work: work.to_vec(), started: 0, depth };
         self.go_on(&mut begun);

@@ -1,29 +1,47 @@
-//! The records of footers while a disk is opened: the next ones are read while the last ones are taken in.
+//! The records of footers while a disk is opened. While some are taken in, another thread decodes the next ones, and
+//! those behind them are read.
 //!
 //! Invariant: a read under way is the only one, so it ends before anything else is read.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use forebay_core::Result;
+use forebay_core::{BlockKey, Error, ErrorKind, Result};
 
 use super::io::{Begun, Io};
 use super::layout::{FOOTER_BYTES, Footer, Geometry, PAGE, Record};
 use super::staging::Staging;
 use crate::uring::{Memory, Span, Work};
 
+/// Readings that are being decoded: one is waited for, and the next one is decoded while that is taken in.
+const DECODING: usize = 2;
+
+/// A record of a footer.
+pub(super) struct Listed {
+    pub record: Record,
+    /// The record's own checksum.
+    pub seal: u64,
+    /// The hash of its key in the index.
+    pub hash: u64,
+}
+
+/// The records of a footer. None if they are damaged, or cannot be read.
+type Decoded = Option<Vec<Listed>>;
+
 /// See the module documentation.
-pub(super) struct ReadAhead {
+pub(super) struct ReadAhead<H> {
     geometry: Geometry,
+    hash: H,
     memory: Arc<Memory>,
     depth: usize,
     patience: Duration,
     /// Those that are not read yet, in the order in which they are asked for.
     rest: VecDeque<Footer>,
     reading: Option<Reading>,
-    /// Each footer, and its records as they lie on the disk; none where they could not be read.
-    read: VecDeque<(Footer, Option<Vec<u8>>)>,
+    decoding: VecDeque<JoinHandle<Vec<Decoded>>>,
+    decoded: VecDeque<Decoded>,
 }
 
 /// As many footers as fit into the space of one full footer.
@@ -32,41 +50,53 @@ struct Reading {
     footers: Vec<(Footer, Span)>,
 }
 
-impl ReadAhead {
-    /// `patience`: how long nothing may be answered.
+impl<H: Fn(&BlockKey) -> u64 + Clone + Send + 'static> ReadAhead<H> {
+    /// `hash`: of a key in the index. `patience`: how long nothing may be answered.
     pub fn new(
         footers: impl Iterator<Item = Footer>,
         geometry: Geometry,
+        hash: H,
         memory: Arc<Memory>,
         depth: usize,
         patience: Duration,
-    ) -> ReadAhead {
-        ReadAhead { rest: footers.collect(), geometry, memory, depth, patience, reading: None, read: VecDeque::new() }
+    ) -> ReadAhead<H> {
+        let (rest, decoding, decoded) = (footers.collect(), VecDeque::new(), VecDeque::new());
+        ReadAhead { geometry, hash, memory, depth, patience, rest, reading: None, decoding, decoded }
     }
 
-    /// The records of the next footer, each with its seal. None if they cannot be read.
-    pub fn next(&mut self, io: &mut Io) -> Result<Option<Vec<(Record, u64)>>> {
-        if self.read.is_empty() {
+    /// The records of the next footer.
+    pub fn next(&mut self, io: &mut Io) -> Result<Decoded> {
+        while self.decoded.is_empty() {
+            while self.decoding.len() < DECODING && (self.reading.is_some() || !self.rest.is_empty()) {
+                self.begin(io);
+                self.pause(io)?;
+            }
             self.begin(io);
-            self.pause(io)?;
-            self.begin(io);
+            let first = self.decoding.pop_front().expect("there are as many footers as calls");
+            self.decoded = first.join().expect("records are decoded without a panic").into();
         }
-        let (footer, bytes) = self.read.pop_front().expect("there are as many footers as calls");
-        Ok(bytes.and_then(|bytes| footer.decode_records(&bytes)))
+        Ok(self.decoded.pop_front().expect("some were decoded"))
     }
 
     /// Ends the read under way: the engine is free.
     pub fn pause(&mut self, io: &mut Io) -> Result<()> {
         let Some(Reading { begun, footers }) = self.reading.take() else { return Ok(()) };
         let mut results = io.end_all(begun, self.patience)?.into_iter();
-        for (footer, span) in footers {
-            let mut bytes = vec![0; span.len as usize];
+        let mut bytes_of = |span: Span| {
             let is_read = span.len == 0 || results.next().expect("each read has a result").is_ok();
-            if is_read {
+            let mut bytes = vec![0; span.len as usize];
+            is_read.then(|| {
                 self.memory.read(span, &mut bytes);
-            }
-            self.read.push_back((footer, is_read.then_some(bytes)));
-        }
+                bytes
+            })
+        };
+        let read: Vec<_> = footers.into_iter().map(|(footer, span)| (footer, bytes_of(span))).collect();
+        let hash = self.hash.clone();
+        let decode = move || read.into_iter().map(|(footer, bytes)| decoded(&footer, &bytes?, &hash)).collect();
+        let thread = thread::Builder::new().name("disk-records".to_owned()).spawn(decode);
+        let no_thread =
+            |error| Error::new(ErrorKind::Unavailable, "cannot start a thread to open a disk").source(error);
+        self.decoding.push_back(thread.map_err(no_thread)?);
         Ok(())
     }
 
@@ -93,4 +123,9 @@ impl ReadAhead {
             self.reading = Some(Reading { begun: io.begin_all(&work, self.depth), footers });
         }
     }
+}
+
+fn decoded(footer: &Footer, bytes: &[u8], hash: &impl Fn(&BlockKey) -> u64) -> Decoded {
+    let listed = |(record, seal): (Record, u64)| Listed { hash: hash(&record.key), record, seal };
+    Some(footer.decode_records(bytes)?.into_iter().map(listed).collect())
 }

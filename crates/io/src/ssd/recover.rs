@@ -19,7 +19,7 @@ use super::layout::*;
 use super::log::Sequences;
 use super::owner::{Owner, taken_by_another};
 use super::purges::Purges;
-use super::read_ahead::ReadAhead;
+use super::read_ahead::{Listed, ReadAhead};
 use super::report::Recovery;
 use super::space::{Segment, SegmentState, Space};
 use super::staging::{CHUNK_BYTES, CHUNKS, HEADS, Staging, joined, page_at, pieces};
@@ -263,8 +263,11 @@ impl Opening {
     fn sign(&mut self, geometry: Geometry, owner: u128) -> Result<Geometry> {
         let first = self.page(0)?;
         let is_earlier = first.as_ref().and_then(superblock_version).is_some_and(|version| version < VERSION);
-        let signed = self.write_superblock(geometry, owner);
-        if is_earlier { signed.map(|()| geometry) } else { Ok(geometry) }
+        match self.write_superblock(geometry, owner) {
+            // It hangs, if a request is in flight.
+            Err(error) if is_earlier || self.io.in_flight() > 0 => Err(error),
+            _ => Ok(geometry),
+        }
     }
 
     fn write_superblock(&mut self, geometry: Geometry, owner: u128) -> Result<()> {
@@ -345,7 +348,8 @@ impl Opening {
             .collect();
         contents.index.reserve(footers.iter().flatten().map(|footer| footer.count as usize).sum());
         let closed = footers.iter().flatten().copied();
-        let mut ahead = ReadAhead::new(closed, geometry, self.memory.clone(), self.depth, self.patience);
+        let mut ahead =
+            ReadAhead::new(closed, geometry, contents.index.hashing(), self.memory.clone(), self.depth, self.patience);
         let mut open = Vec::new();
         for ((life, index), footer) in used.iter().zip(footers) {
             contents.space.last_life = contents.space.last_life.max(*life);
@@ -454,13 +458,11 @@ impl Opening {
         Ok(lives.flatten().filter(|life| *life < MOST).max().unwrap_or(0))
     }
 
-    fn take_closed(&mut self, contents: &mut Contents, footer: &Footer, records: &[(Record, u64)]) {
+    fn take_closed(&mut self, contents: &mut Contents, footer: &Footer, records: &[Listed]) {
         self.recovery.segments_with_footer += 1;
         for some in records.chunks(WARM_AT_ONCE) {
-            let hashes = contents.index.warm(some.iter().map(|(record, _)| &record.key));
-            for ((record, seal), hash) in some.iter().zip(hashes) {
-                contents.take(record, *seal, footer.index, hash);
-            }
+            contents.index.warm(some.iter().map(|listed| listed.hash));
+            some.iter().for_each(|Listed { record, seal, hash }| contents.take(record, *seal, footer.index, *hash));
         }
         let segment = contents.space.segment(footer.index);
         (segment.state, segment.life, segment.next_page) = (SegmentState::Closed, footer.life, footer.end_page);
@@ -526,12 +528,15 @@ impl Opening {
             Span::staging(chunk.offset + u64::from(offset) * PAGE, pages * PAGE as u32)
         };
         if !window.contains(&page) {
-            let pages = WINDOW_PAGES.min(geometry.pages() - page);
-            let work = Work::Read { at: geometry.at(index, page), span: place(0, pages), checksum: None };
-            if self.read(&[work])?[0].is_err() {
-                return Ok(None);
-            }
-            *window = page..page + pages;
+            // The head alone, if a page of the window cannot be read: one of a payload, or of the footer.
+            let mut sizes = [WINDOW_PAGES.min(geometry.pages() - page), 1].into_iter();
+            *window = loop {
+                let Some(pages) = sizes.next() else { return Ok(None) };
+                let work = Work::Read { at: geometry.at(index, page), span: place(0, pages), checksum: None };
+                if self.read(&[work])?[0].is_ok() {
+                    break page..page + pages;
+                }
+            };
         }
         Ok(Some(page_at(&self.memory, place(page - window.start, 1))))
     }

@@ -69,6 +69,8 @@ struct Medium {
     writes_done: u64,
     ios: u64,
     faults: Vec<Fault>,
+    /// Positions of bytes that cannot be read.
+    unreadable: Vec<usize>,
     is_off: bool,
 }
 
@@ -87,6 +89,7 @@ impl SimulatedDisk {
             writes_done: 0,
             ios: 0,
             faults: Vec::new(),
+            unreadable: Vec::new(),
             is_off: false,
         })))
     }
@@ -96,6 +99,11 @@ impl SimulatedDisk {
         let mut medium = self.medium();
         let ios = medium.ios;
         medium.faults = faults.iter().map(|fault| Fault { nth: ios + fault.nth, ..*fault }).collect();
+    }
+
+    /// From now on a read of any of these bytes fails.
+    pub fn set_unreadable(&self, at: &[usize]) {
+        self.medium().unreadable = at.to_vec();
     }
 
     /// Bytes of the medium.
@@ -248,6 +256,9 @@ impl Medium {
             Work::Read { at, span, checksum } => {
                 let moved = self.clipped(at, span.len, fault);
                 let at = at as usize;
+                if self.unreadable.iter().any(|bad| (at..at + moved as usize).contains(bad)) {
+                    return (Err(Errno::IO), 0);
+                }
                 let mut bytes = self.current[at.min(self.current.len())..][..moved as usize].to_vec();
                 if fault == Some(FaultKind::Flipped) && !bytes.is_empty() {
                     bytes[moved as usize / 2] ^= 1;

@@ -133,6 +133,31 @@ fn a_flip_in_a_footer_costs_a_scan() {
     flip_each(&image, &lengths, records..records + 3 * RECORD, lengths.len());
 }
 
+/// The chain is read in windows, which hold payloads and the footer too. None of these is needed to find the others.
+#[test]
+fn a_page_that_cannot_be_read_costs_no_block_on_other_pages() {
+    let (image, lengths) = image();
+    let [last_page, records] = [1, 2].map(|pages| segment_at(1) - pages * PAGE);
+    let readable = |disk: &SimulatedDisk| {
+        let mut bed = Bed::open(disk, &small_config(), None).unwrap();
+        disk.set_unreadable(&[]);
+        let is_there = |(number, length): (&u64, &u64)| matches!(bed.look(*number, *length), Outcome::Loaded { .. });
+        lengths.iter().map(is_there).filter(|is_there| *is_there).count()
+    };
+    for bad in [last_page, records] {
+        let disk = SimulatedDisk::from_image(image.clone());
+        disk.set_unreadable(&[bad]);
+        assert_eq!(readable(&disk), lengths.len(), "of the footer");
+    }
+    let bed = Bed::open(&SimulatedDisk::from_image(image.clone()), &small_config(), None).unwrap();
+    for block in bed.ssd.blocks().filter(|block| block.segment == 0) {
+        let disk = SimulatedDisk::from_image(image.clone());
+        disk.alter(last_page + 40, |bytes| bytes[0] ^= 1);
+        disk.set_unreadable(&[segment_at(0) + block.first_page as usize * PAGE]);
+        assert!(readable(&disk) >= lengths.len() - 1, "{block:?}");
+    }
+}
+
 /// Footers are read 385 at a time, each piece while the one before is taken in. A scan comes between them.
 #[test]
 fn damaged_footers_among_many_cost_a_scan_each() {
