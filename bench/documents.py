@@ -1,6 +1,6 @@
 """The capacity cliff with the real vLLM on this machine's CPU: documents asked in rounds, under each policy of the pool.
 
-`python bench/documents.py [--policies lru,default] [--rounds N] [--json FILE] [--plot FILE.svg]`, with
+`python bench/documents.py [--policies lru,default] [--rounds N] [--pool-documents N] [--json FILE] [--plot FILE.svg]`, with
 PYTHONPATH=python:tests and a built `forebay`. For each policy a daemon with an empty pool, a vLLM server whose own cache
 holds two documents, and the requests of `forebay-compare --workload documents`, the same ones each time. The capacity is the
 pool's bytes, in tokens.
@@ -29,7 +29,6 @@ from rig.server import Server
 BLOCK = 64
 BLOCK_BYTES = BLOCK * 4096  # four layers of keys and values of 128 floats
 DOCUMENT = 512
-POOL_DOCUMENTS = 16
 SEED = 17
 SETTLED = 5  # rounds after which the aim holds
 CONFIG = EngineConfig(
@@ -67,11 +66,12 @@ def main() -> int:
     parser.add_argument("--policies", default="lru,default")
     parser.add_argument("--working-sets", default="0.9,1.1,1.5")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--pool-documents", type=int, default=16, help="documents that the pool has room for")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     workload = Documents(
-        capacity_tokens=POOL_DOCUMENTS * DOCUMENT,
+        capacity_tokens=options.pool_documents * DOCUMENT,
         document_tokens=DOCUMENT,
         question_tokens=32,
         rounds=options.rounds,
@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def ask(policy: str, workload: Documents) -> list[Place]:
-    pool_bytes = POOL_DOCUMENTS * DOCUMENT // BLOCK * BLOCK_BYTES
+    pool_bytes = workload.capacity_tokens // BLOCK * BLOCK_BYTES
     with (
         tempfile.TemporaryDirectory() as directory,
         Daemon(pool_bytes, unit_bytes=2 << 20, pool={"policy": policy}) as daemon,
