@@ -308,6 +308,7 @@ def open_manager(
     stock = settings.stock_blocks or fills
     can_hear = vllm_config.lora_config is not None and compat.hear_of_adapters(manager)
     adapters = Adapters(vllm_config.lora_config, can_hear=can_hear)
-    manager.open(connect(stock), shapes, identity, adapters, stock, breaker)
+    stores_generated = not spec.offload_prompt_only
+    manager.open(connect(stock), shapes, identity, adapters, stock, breaker, stores_generated=stores_generated)
     if core is not None:
         WeightsWatch(core, weights_moved)

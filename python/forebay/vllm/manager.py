@@ -98,6 +98,7 @@ class ForebayManager(OffloadingManager):
         self._is_idle = False  # the last step had nothing to run
         self._look_for_unasked_at = 0.0
         self._stock_blocks = 0
+        self._stores_generated = False
         self._budget = settings.step_budget_ms / 1e3
         self._requests: dict[str, _Asked] = {}
         self._waiting: dict[str, _Asked] = {}  # not looked up yet, in their order
@@ -121,10 +122,16 @@ class ForebayManager(OffloadingManager):
         adapters: Adapters,
         stock_blocks: int,
         breaker: Breaker,
+        *,
+        stores_generated: bool = False,
     ) -> None:
-        """Gives the manager its session; until then everything is a miss."""
+        """Gives the manager its session; until then everything is a miss.
+
+        `stores_generated`: blocks of generated tokens are stored too.
+        """
         self._session = session
         self._stock_blocks = stock_blocks
+        self._stores_generated = stores_generated
         self._stores = Stores(session, adapters.look_again)
         # Full attention first: after a gap in it, blocks of the other groups are useless.
         self._shapes = {shape.group: shape for shape in sorted(shapes, key=lambda shape: not shape.is_full)}
@@ -405,8 +412,6 @@ class ForebayManager(OffloadingManager):
         self._is_idle = tokens == 0 and not is_busy
         self._patience.stepped(now, tokens, generated)
         self._pace.scheduled(now, tokens, new)
-        if not self._is_idle:
-            self._use_stock()
         if self._stores.settle() and self._is_idle:
             self._nap()
         if now >= self._look_for_unasked_at:
@@ -415,6 +420,8 @@ class ForebayManager(OffloadingManager):
         if self._is_named:
             self._tell_who_waits()
             self.health.step_ended(self._session, self.breaker)
+        if self._stores_generated and not self._is_idle:
+            self._use_stock()
 
     @guarded(nothing)
     def say_how_it_is(self) -> None:
@@ -549,7 +556,7 @@ class ForebayManager(OffloadingManager):
         self._unanswered.add(asked.lookup)
 
     def _use_stock(self) -> None:
-        """Requests are running: the session keeps its stock, however long no block of theirs was full."""
+        """Requests generate blocks to store: the session keeps its stock, however long none of these is full."""
         for group in itertools.islice(self._shapes, 1):
             self._session.reserve(group, 0)
 

@@ -5,6 +5,7 @@
 //! block is found. No incomplete block is found. A geometry is never guessed: it comes from the superblock, or from
 //! all readable segments if they agree. Only a blank disk is formatted.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -121,6 +122,13 @@ pub(super) enum Mode {
     Serve,
     /// Nothing is written.
     Look,
+}
+
+/// Pages of a chain that were read at once.
+struct Window {
+    pages: Range<u32>,
+    /// A page before this one cannot be read, of a payload or of the footer perhaps. So heads before it are read alone.
+    alone_before: u32,
 }
 
 struct Contents {
@@ -474,7 +482,7 @@ impl Opening {
         self.recovery.segments_scanned += 1;
         let geometry = contents.space.geometry;
         let (mut page, mut mark, mut floor, mut records) = (1, 0, 0, Vec::new());
-        let mut window = 0..0;
+        let mut window = Window { pages: 0..0, alone_before: 0 };
         while page < geometry.pages() {
             let Some(bytes) = self.chain_page(&geometry, index, page, &mut window)? else {
                 self.is_missing = true;
@@ -516,29 +524,22 @@ impl Opening {
     }
 
     /// One page of a chain, from a window of pages that are read at once.
-    fn chain_page(
-        &mut self,
-        geometry: &Geometry,
-        index: u32,
-        page: u32,
-        window: &mut std::ops::Range<u32>,
-    ) -> Result<Option<Page>> {
+    fn chain_page(&mut self, geometry: &Geometry, index: u32, page: u32, window: &mut Window) -> Result<Option<Page>> {
         let place = |offset: u32, pages: u32| {
             let chunk = Staging::chunk(0, CHUNK_BYTES);
             Span::staging(chunk.offset + u64::from(offset) * PAGE, pages * PAGE as u32)
         };
-        if !window.contains(&page) {
-            // The head alone, if a page of the window cannot be read: one of a payload, or of the footer.
-            let mut sizes = [WINDOW_PAGES.min(geometry.pages() - page), 1].into_iter();
-            *window = loop {
-                let Some(pages) = sizes.next() else { return Ok(None) };
-                let work = Work::Read { at: geometry.at(index, page), span: place(0, pages), checksum: None };
-                if self.read(&[work])?[0].is_ok() {
-                    break page..page + pages;
-                }
-            };
+        while !window.pages.contains(&page) {
+            let is_alone = page < window.alone_before;
+            let pages = if is_alone { 1 } else { WINDOW_PAGES.min(geometry.pages() - page) };
+            let work = Work::Read { at: geometry.at(index, page), span: place(0, pages), checksum: None };
+            match self.read(&[work])?[0] {
+                Ok(_) => window.pages = page..page + pages,
+                Err(_) if is_alone => return Ok(None),
+                Err(_) => window.alone_before = page + pages,
+            }
         }
-        Ok(Some(page_at(&self.memory, place(page - window.start, 1))))
+        Ok(Some(page_at(&self.memory, place(page - window.pages.start, 1))))
     }
 
     /// Reads and verifies a block that may not have been flushed.

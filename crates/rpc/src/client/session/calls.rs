@@ -109,11 +109,14 @@ async fn deliver(shared: &Arc<Shared>, mut rpc: Rpc, session: u64) -> std::conve
             Ok(outcomes) => {
                 sending.batch = None;
                 shared.holdings().delivered(outcomes.into_iter());
+                // A group may wait for slots of others, which the daemon has now.
+                shared.wake_stock.notify_one();
                 backoff.reset();
             }
             Err(error) if error.kind() == ErrorKind::Invalid => {
                 tracing::warn!(%error, "the daemon refused a commit, an abort or a release");
                 sending.batch.take().into_iter().for_each(|batch| shared.holdings().refused(batch));
+                shared.wake_stock.notify_one();
             }
             Err(_) => {
                 drop(sending);

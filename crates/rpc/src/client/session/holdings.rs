@@ -304,7 +304,7 @@ impl Holdings {
         let epoch = self.link.epoch();
         match self.link.handle(epoch).filter(|_| self.link.state() == SessionState::Ready) {
             Some(handle) => {
-                let (refill, surplus) = self.reservations.refill(now);
+                let (refill, surplus) = self.reservations.refill(now, self.outbox.is_returning());
                 let has_surplus = !surplus.is_empty();
                 self.outbox.return_unused(surplus);
                 (refill, epoch, handle, has_surplus)

@@ -23,6 +23,8 @@ pub(super) struct Outbox {
     saved: Saved,
     /// Blocks and leases of the batch in flight.
     in_flight: usize,
+    /// Whether that is of unused slots.
+    are_returns_in_flight: bool,
 }
 
 /// A run of blocks, each the predecessor of the next.
@@ -115,18 +117,23 @@ impl Outbox {
         } else {
             return None;
         };
-        self.in_flight = batch.len();
+        (self.in_flight, self.are_returns_in_flight) = (batch.len(), matches!(batch, Batch::Returns(_)));
         Some(batch)
     }
 
     /// The batch was acknowledged, or will not be sent again.
     pub fn done(&mut self) {
-        self.in_flight = 0;
+        (self.in_flight, self.are_returns_in_flight) = (0, false);
+    }
+
+    /// Whether the daemon does not have all unused slots yet.
+    pub fn is_returning(&self) -> bool {
+        self.are_returns_in_flight || !self.returns.is_empty()
     }
 
     /// The batch was not acknowledged.
     pub fn put_back(&mut self, batch: Batch) {
-        self.in_flight = 0;
+        self.done();
         match batch {
             Batch::Commits(commits) => commits.into_iter().rev().for_each(|commit| self.commits.push_front(commit)),
             Batch::Aborts(slots) => slots.into_iter().rev().for_each(|slot| self.aborts.push_front(slot)),

@@ -20,8 +20,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// Slots requested in one call: as many as the daemon gives in one event.
 const RESERVE_AT_ONCE: usize = 64;
-/// A group's stock grows to so many slots more than the emptiest other one has.
+/// A group's stock grows to so many slots more than the emptiest other one has, once the daemon has given too few.
 const AHEAD: usize = 16;
+/// A group that got nothing although others gave some of theirs back is helped again after this time.
+const HELP_AGAIN: Duration = Duration::from_secs(2);
 
 /// See the module documentation.
 pub(super) struct Reservations {
@@ -48,8 +50,8 @@ enum Help {
     Unneeded,
     /// They gave some of theirs back, and ask for none until it has asked again.
     Given,
-    /// It got nothing nevertheless. It is not helped again before it has used or given back some slots, or got more.
-    InVain,
+    /// It got nothing nevertheless, since then. So for a while the others keep and take what they get.
+    InVain(Instant),
 }
 
 /// The next step for the stock.
@@ -89,9 +91,7 @@ impl Reservations {
 
     /// Whether slots are requested, without a pause since the daemon gave less.
     pub fn is_filling(&self, now: Instant) -> bool {
-        let is_paused = |stock: &Stock| stock.paused_until.is_some_and(|until| until > now);
-        now < self.last_use + IDLE
-            && self.stocks.values().any(|stock| stock.free.len() < self.stock_blocks && !is_paused(stock))
+        now < self.last_use + IDLE && self.next(now, self.stock_blocks, false).is_some()
     }
 
     pub fn taken(&self) -> usize {
@@ -152,7 +152,8 @@ impl Reservations {
         stock.rest(usable.len(), asked, now);
         stock.help = match usable.len() {
             given if given >= asked => Help::Unneeded,
-            0 if stock.help != Help::Unneeded => Help::InVain,
+            0 if stock.help == Help::Given => Help::InVain(now),
+            0 if matches!(stock.help, Help::InVain(since) if now < since + HELP_AGAIN) => stock.help,
             _ => Help::Given,
         };
         stock.free.extend(usable);
@@ -180,8 +181,9 @@ impl Reservations {
         }
     }
 
-    /// The next step; also returns excess slots, which must be aborted.
-    pub fn refill(&mut self, now: Instant) -> (Refill, Vec<Held>) {
+    /// The next step; also returns excess slots, which must be aborted. `is_returning`: what groups gave back is still
+    /// on its way to the daemon.
+    pub fn refill(&mut self, now: Instant, is_returning: bool) -> (Refill, Vec<Held>) {
         if !self.taken.is_empty() {
             self.last_use = now;
         }
@@ -195,28 +197,40 @@ impl Reservations {
         };
         let surplus_of = |stock: &Stock| stock.free.len().saturating_sub(target);
         let surplus = self.stocks.values_mut().flat_map(|stock| stock.free.drain(..surplus_of(stock))).collect();
+        let wakes = self.stocks.values().flat_map(|stock| {
+            let is_short = stock.free.len() < target;
+            let pause = stock.paused_until.filter(|until| is_short && *until > now);
+            [pause, (!stock.free.is_empty()).then_some(shrinks_at)]
+        });
+        let wait = Refill::Wait(wakes.flatten().min());
+        let reserve = |(group, count)| Refill::Reserve { group, count };
+        (self.next(now, target, is_returning).map_or(wait, reserve), surplus)
+    }
+
+    /// The group to ask for, and how many slots.
+    fn next(&self, now: Instant, target: usize, is_returning: bool) -> Option<(u32, usize)> {
         let is_helped = |stock: &&Stock| stock.help == Help::Given && stock.free.len() < target;
         let helped = self.stocks.values().filter(is_helped).map(|stock| stock.free.len()).min();
-        let (mut wake, mut emptiest) = (None, None);
+        let is_plenty = self.stocks.values().all(|stock| stock.help == Help::Unneeded);
+        let ahead = if is_plenty { RESERVE_AT_ONCE } else { AHEAD };
+        let mut emptiest: Option<(u32, usize, usize)> = None;
         for (group, stock) in &self.stocks {
             let len = stock.free.len();
             let others = self.stocks.iter().filter(|(other, _)| *other != group);
             let least_of_others = others.map(|(_, other)| other.free.len()).min();
-            let room = least_of_others.map_or(target, |least| target.min(least + AHEAD)).saturating_sub(len);
-            match stock.paused_until.filter(|until| *until > now) {
-                Some(until) if len < target => wake = earliest(wake, until),
-                _ if room == 0 || helped.is_some_and(|least| len > least || len == least && !is_helped(&stock)) => {}
-                None if emptiest.is_none_or(|(_, least, _)| len < least) => {
-                    emptiest = Some((*group, len, room.min(RESERVE_AT_ONCE)));
-                }
-                _ => {}
-            }
-            if len > 0 {
-                wake = earliest(wake, shrinks_at);
+            let room = least_of_others.map_or(target, |least| target.min(least + ahead)).saturating_sub(len);
+            let is_paused = stock.paused_until.is_some_and(|until| until > now);
+            let must_wait = match (is_helped(&stock), helped) {
+                (true, _) if is_returning => true,
+                (is_helped, Some(least)) => len > least || len == least && !is_helped,
+                (_, None) => false,
+            };
+            let is_emptier = emptiest.is_none_or(|(_, least, _)| len < least);
+            if room > 0 && !is_paused && !must_wait && is_emptier {
+                emptiest = Some((*group, len, room.min(RESERVE_AT_ONCE)));
             }
         }
-        let reserve = |(group, _, count)| Refill::Reserve { group, count };
-        (emptiest.map_or(Refill::Wait(wake), reserve), surplus)
+        emptiest.map(|(group, _, count)| (group, count))
     }
 
     /// The connection ended: the daemon frees what is not declared, and the stock is not declared.
@@ -249,10 +263,6 @@ impl Stock {
     }
 }
 
-fn earliest(wake: Option<Instant>, at: Instant) -> Option<Instant> {
-    Some(wake.map_or(at, |wake| wake.min(at)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,9 +282,9 @@ mod tests {
     fn the_stock_is_refilled_when_it_is_not_full() {
         let now = Instant::now();
         let mut reservations = with_stock(0..8, now);
-        assert!(matches!(reservations.refill(now).0, Refill::Wait(_)));
+        assert!(matches!(reservations.refill(now, false).0, Refill::Wait(_)));
         assert_eq!(reservations.take(0, 1, 0, 1), held(0..1));
-        assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 1 });
+        assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group: 0, count: 1 });
     }
 
     #[test]
@@ -282,10 +292,10 @@ mod tests {
         let now = Instant::now();
         let mut reservations = Reservations::new(100, now);
         reservations.set_groups([0]);
-        assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 64 });
+        assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group: 0, count: 64 });
         reservations.stocked(0, held(0..64), 64, now);
         assert!(reservations.is_filling(now));
-        assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 36 });
+        assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group: 0, count: 36 });
         reservations.stocked(0, held(64..80), 36, now);
         assert!(!reservations.is_filling(now), "there are no more");
         assert!(reservations.is_filling(now + FIRST_PAUSE));
@@ -300,9 +310,9 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..10 {
             reservations.used(now);
-            assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 8 });
+            assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group: 0, count: 8 });
             reservations.stocked(0, Vec::new(), 8, now);
-            let Refill::Wait(Some(until)) = reservations.refill(now).0 else { panic!("no pause") };
+            let Refill::Wait(Some(until)) = reservations.refill(now, false).0 else { panic!("no pause") };
             pauses.push((until - now).as_millis());
             now = until;
         }
@@ -310,23 +320,27 @@ mod tests {
         reservations.stocked(0, held(0..8), 8, now);
         reservations.used(now);
         reservations.take(0, 8, 0, 1);
-        assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 8 }, "the pause is over");
+        assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group: 0, count: 8 }, "the pause is over");
         reservations.stocked(0, Vec::new(), 8, now);
-        assert_eq!(reservations.refill(now).0, Refill::Wait(Some(now + FIRST_PAUSE)), "and the next one short again");
+        assert_eq!(
+            reservations.refill(now, false).0,
+            Refill::Wait(Some(now + FIRST_PAUSE)),
+            "and the next one short again"
+        );
     }
 
     #[test]
     fn an_idle_engine_keeps_a_few_slots_and_later_none_and_a_busy_one_fills_up_again() {
         let now = Instant::now();
         let mut reservations = with_stock(0..8, now);
-        assert_eq!(reservations.refill(now), (Refill::Wait(Some(now + IDLE)), Vec::new()));
-        assert_eq!(reservations.refill(now + IDLE), (Refill::Wait(Some(now + LONG_IDLE)), held(0..4)));
+        assert_eq!(reservations.refill(now, false), (Refill::Wait(Some(now + IDLE)), Vec::new()));
+        assert_eq!(reservations.refill(now + IDLE, false), (Refill::Wait(Some(now + LONG_IDLE)), held(0..4)));
         assert_eq!(reservations.in_stock(), IDLE_STOCK);
         let later = now + LONG_IDLE;
-        assert_eq!(reservations.refill(later), (Refill::Wait(None), held(4..8)));
+        assert_eq!(reservations.refill(later, false), (Refill::Wait(None), held(4..8)));
         reservations.used(later);
         assert_eq!(reservations.take(0, 1, 0, 1), []);
-        assert_eq!(reservations.refill(later).0, Refill::Reserve { group: 0, count: 8 });
+        assert_eq!(reservations.refill(later, false).0, Refill::Reserve { group: 0, count: 8 });
     }
 
     /// A request may compute for longer than an engine is idle before the next blocks of its prompt need slots.
@@ -338,18 +352,18 @@ mod tests {
         reservations.stocked(0, held(8..9), 1, now);
         for seconds in [2, 4, 40] {
             let later = now + Duration::from_secs(seconds);
-            assert_eq!(reservations.refill(later), (Refill::Wait(Some(later + IDLE)), Vec::new()));
+            assert_eq!(reservations.refill(later, false), (Refill::Wait(Some(later + IDLE)), Vec::new()));
         }
         let later = now + Duration::from_secs(40);
         reservations.give_back(held(0..1)[0], later);
         let later = later + IDLE;
-        assert_eq!(reservations.refill(later).1, held(1..5));
+        assert_eq!(reservations.refill(later, false).1, held(1..5));
     }
 
     /// A daemon that gives out so many slots and no more. Answers what the session asks it until that only waits.
     fn fill(reservations: &mut Reservations, left: &mut usize, next: &mut u32, now: &mut Instant) -> usize {
         for calls in 0..1000 {
-            let (refill, surplus) = reservations.refill(*now);
+            let (refill, surplus) = reservations.refill(*now, false);
             *left += surplus.len();
             match refill {
                 Refill::Reserve { group, count } => {
@@ -376,13 +390,51 @@ mod tests {
         let mut now = Instant::now();
         let mut reservations = Reservations::new(100, now);
         reservations.set_groups([0, 1]);
-        for (group, given, count) in [(0, 0..16, 16), (1, 100..132, 32), (0, 16..40, 32), (1, 132..148, 24)] {
-            assert_eq!(reservations.refill(now).0, Refill::Reserve { group, count });
-            let least = reservations.stocked(group, held(given), count, now).len();
-            assert_eq!(least, 0, "the other group has no more than this one");
+        // What is asked for and given, and how many slots of the other group go back.
+        let asked = [(0, 64, 0..20, 0), (1, 36, 100..136, 0), (0, 32, 20..52, 0), (1, 64, 136..200, 0)];
+        for (group, count, given, returned) in asked {
+            now += if given.start == 20 { FIRST_PAUSE } else { Duration::ZERO };
+            assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group, count });
+            assert_eq!(reservations.stocked(group, held(given), count, now).len(), returned);
         }
         fill(&mut reservations, &mut 1000, &mut 1000, &mut now);
         assert_eq!(stocks(&reservations), [100, 100]);
+    }
+
+    /// Slots that groups gave back are of use to another one when the daemon has them.
+    #[test]
+    fn a_group_asks_again_when_the_daemon_has_what_others_gave_back() {
+        let mut now = Instant::now();
+        let mut reservations = Reservations::new(64, now);
+        reservations.set_groups([0, 1]);
+        assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group: 0, count: 64 });
+        assert_eq!(reservations.stocked(0, held(0..64), 64, now), []);
+        assert!(reservations.is_filling(now));
+        assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group: 1, count: 64 });
+        assert_eq!(reservations.stocked(1, Vec::new(), 64, now), held(0..32));
+        assert!(!reservations.is_filling(now), "nothing is asked for now");
+        now += FIRST_PAUSE;
+        assert!(matches!(reservations.refill(now, true).0, Refill::Wait(_)), "they are on their way");
+        assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group: 1, count: 48 });
+    }
+
+    /// The daemon had no slot for a while. The others had asked for what it has now before this group did.
+    #[test]
+    fn a_group_that_got_nothing_for_a_while_gets_its_part_later() {
+        let mut now = Instant::now();
+        let (mut next, mut left) = (0, 30);
+        let mut reservations = Reservations::new(64, now);
+        reservations.set_groups(0..3);
+        fill(&mut reservations, &mut left, &mut next, &mut now);
+        let slots = reservations.take(0, 64, 0, 1);
+        fill(&mut reservations, &mut left, &mut next, &mut now);
+        left += slots.len();
+        reservations.lost(None);
+        let begun = now;
+        while now < begun + Duration::from_secs(5) {
+            fill(&mut reservations, &mut left, &mut next, &mut now);
+        }
+        assert!(stocks(&reservations).iter().all(|len| *len >= 8), "{:?}", stocks(&reservations));
     }
 
     /// Of each group as much as there is, whichever was filled first.
@@ -410,7 +462,7 @@ mod tests {
         let mut reservations = Reservations::new(64, now);
         reservations.set_groups([0, 1]);
         for step in 0..200 {
-            match reservations.refill(now).0 {
+            match reservations.refill(now, false).0 {
                 Refill::Reserve { group: 0, count } => drop(reservations.stocked(0, Vec::new(), count, now)),
                 Refill::Reserve { group, count } => {
                     let first = step * 100;
@@ -431,8 +483,8 @@ mod tests {
         let slot = reservations.take(0, 1, 0, 1)[0];
         let later = now + IDLE - Duration::from_millis(1);
         assert_eq!(reservations.give_back(slot, later), Returned::Taken(1));
-        assert_eq!(reservations.refill(later + IDLE / 2).1, []);
-        assert_eq!(reservations.refill(later + IDLE).1, held(1..4));
+        assert_eq!(reservations.refill(later + IDLE / 2, false).1, []);
+        assert_eq!(reservations.refill(later + IDLE, false).1, held(1..4));
     }
 
     #[test]
