@@ -116,9 +116,9 @@ class EngineSession:
         session stores nothing. An engine that neither looks up nor reserves, and has no slot of `reserve` in its
         hands, keeps 4 slots of each group after 2 s and none after 30 s. The next call of `lookup` or `reserve` begins
         to fill the stock, so a first `reserve` after 30 s gets nothing: call it again after a few milliseconds. An
-        engine whose requests run calls `reserve(group, 0)` in each step to keep its stock. `deadline`: limit of each call. `breaker_failures`: after this many
-        late or lost calls, with no lookup answered in time between them, every lookup is a miss until the daemon
-        was reached again. Raises ForebayError (invalid).
+        engine whose requests run calls `reserve(group, 0)` in each step to keep its stock. `deadline`: limit of each
+        call. `breaker_failures`: after this many late or lost calls, with no lookup answered in time between them,
+        every lookup is a miss until the daemon was reached again. Raises ForebayError (invalid).
         """
     def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]:
         """connecting: no daemon. attaching: waits for ranks. naming: `set_namespace` is missing or in progress.

@@ -563,9 +563,9 @@ class ForebayManager(OffloadingManager):
     def _is_restocking(self, asked: _Asked, now: float) -> bool:
         """Whether the request has blocks to store while the stock is low and filling up.
 
-        A session returns most of its stock after two seconds without a running request, and all after thirty: the
-        blocks of the first step after that would find no slots. If the daemon gives less than requested, waiting would
-        not help.
+        A session returns most of its stock after two seconds without a lookup or a reservation, and all after thirty:
+        the blocks of the first step after that would find no slots. If the daemon gives less than requested, waiting
+        would not help.
         """
         if now >= asked.restock_until or asked.lookup is None or asked.lookup.missing == 0:
             return False

@@ -109,14 +109,14 @@ impl Reservations {
         was_idle
     }
 
-    /// Sets the groups; returns the slots in stock, which must be aborted.
+    /// Sets the groups; returns the slots in stock, which must go back.
     pub fn set_groups(&mut self, groups: impl IntoIterator<Item = u32>) -> Vec<Held> {
         let stocks = groups.into_iter().map(|group| (group, Stock::default())).collect();
         let old = std::mem::replace(&mut self.stocks, stocks);
         old.into_values().flat_map(|stock| stock.free).collect()
     }
 
-    /// Takes the slots in stock, which must be aborted.
+    /// Takes the slots in stock, which must go back.
     pub fn drain(&mut self) -> Vec<Held> {
         self.stocks.values_mut().flat_map(|stock| stock.free.drain(..)).collect()
     }
@@ -143,7 +143,7 @@ impl Reservations {
     }
 
     /// The daemon reserved `slots` of the `asked` number. Returns those that cannot be used, and if it reserved less,
-    /// some of the other groups. All of these must be aborted.
+    /// some of the other groups. All of these must go back.
     pub fn stocked(&mut self, group: u32, slots: Vec<Held>, asked: usize, now: Instant) -> Vec<Held> {
         let (void, taken) = (&self.void, &self.taken);
         let is_usable = |slot: &Held| !void.contains(slot) && !taken.contains_key(slot);
@@ -181,7 +181,7 @@ impl Reservations {
         }
     }
 
-    /// The next step; also returns excess slots, which must be aborted. `is_returning`: what groups gave back is still
+    /// The next step; also returns excess slots, which must go back. `is_returning`: what groups gave back is still
     /// on its way to the daemon.
     pub fn refill(&mut self, now: Instant, is_returning: bool) -> (Refill, Vec<Held>) {
         if !self.taken.is_empty() {
