@@ -14,6 +14,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::client::Client;
 use forebay_rpc::proto::Recorded;
 use serde_json::json;
+use tokio::time::MissedTickBehavior;
 use tonic::Streaming;
 
 use crate::arguments::{Trace, TraceRecord};
@@ -25,6 +26,8 @@ use crate::serve::runtime;
 
 /// Written to the file at once.
 const WAITING_BYTES: usize = 8 << 10;
+/// A line is in the file at most this long after the lookup came: a killed command loses no more.
+const WAITING_TIME: Duration = Duration::from_millis(250);
 
 pub fn run(command: &Trace) -> Result<(), Failure> {
     let Trace::Record(arguments) = command;
@@ -71,11 +74,17 @@ async fn record(
     note(&format!("lookups are recorded to `{file}` for {seconds} s; interrupt the command to end the recording"));
     let end = tokio::time::sleep(Duration::from_secs(seconds));
     tokio::pin!(end);
+    let mut flush = tokio::time::interval(WAITING_TIME);
+    flush.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let message = tokio::select! {
             // What has come is recorded before a signal ends it.
             biased;
             message = stream.message() => message,
+            _ = flush.tick() => match recorder.out.flush() {
+                Ok(()) => continue,
+                Err(error) => return Ok(Err(error)),
+            },
             // No lookups, and a daemon that does not answer, are two things.
             () = &mut end => return client.health().await.map(|_| Ok(())),
             () = ending.come() => return Ok(Ok(())),

@@ -49,7 +49,13 @@ impl Recording {
     }
 }
 
-/// Lookups that the daemon has passed on.
+/// The daemon counts a lookup before the recording has it.
+fn wait_for_lookups_in(file: &Path) {
+    let lines = || std::fs::read_to_string(file).expect("the file is there").lines().count() as u64;
+    wait_until("the lookups are in the file", || lines() == LOOKUPS + 1);
+}
+
+/// Lookups that the daemon has answered.
 fn look_up(place: &Place, keys: u64) {
     let mut client = Client::new(place.sockets(), "asker", DEADLINE);
     runtime().block_on(async {
@@ -79,6 +85,7 @@ fn each_signal_that_ends_a_recording_leaves_all_of_it_in_the_file() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1] {
         let recording = Recording::start(&place, home.path(), &[]);
         look_up(&place, 1);
+        wait_for_lookups_in(&recording.file);
         kill_process(recording.pid(), signal).expect("it runs");
         let file = recording.file.clone();
         let (answer, _) = recording.end();
@@ -92,9 +99,10 @@ fn a_daemon_that_stands_still_while_it_is_recorded_ends_the_recording_with_a_hin
     let (place, home) = (Place::new(), tempfile::tempdir().expect("a directory"));
     let daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB"]);
     // There is one recording at a time; the second is over before anybody has noticed.
-    for more in [&[][..], &["--seconds", "1"]] {
+    for more in [&[][..], &["--seconds", "4"]] {
         let mut recording = Recording::start(&place, home.path(), more);
         look_up(&place, 1);
+        wait_for_lookups_in(&recording.file);
         let pid = Pid::from_raw(daemon.pid()).expect("it runs");
         kill_process(pid, Signal::STOP).expect("it runs");
         let begun = std::time::Instant::now();
@@ -145,6 +153,7 @@ fn a_recording_goes_on_though_nobody_takes_what_it_says() {
     let child = command.spawn().expect("it starts");
     wait_until("it records", || file.exists());
     look_up(&place, 1);
+    wait_for_lookups_in(&file);
     kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
     let answer = Answer::of(child.wait_with_output().expect("it ends"));
     assert!(answer.code == 0 && answer.out.starts_with("40 lookups were recorded"), "{answer:?}");
