@@ -107,8 +107,8 @@ async fn deliver(shared: &Arc<Shared>, mut rpc: Rpc, session: u64) -> std::conve
         let mut sending = Sending { shared, batch: Some(batch) };
         match sending.send(&mut rpc, session, namespace).await {
             Ok(outcomes) => {
-                sending.batch = None;
-                shared.holdings().delivered(outcomes.into_iter());
+                let batch = sending.batch.take().expect("it was sent");
+                shared.holdings().delivered(&batch, outcomes.into_iter());
                 // A group may wait for slots of others, which the daemon has now.
                 shared.wake_stock.notify_one();
                 backoff.reset();

@@ -271,8 +271,11 @@ impl Holdings {
     }
 
     /// The batch was acknowledged; `outcomes` are those of its commits, in order.
-    pub fn delivered(&mut self, outcomes: impl Iterator<Item = CommitOutcome>) {
+    pub fn delivered(&mut self, batch: &Batch, outcomes: impl Iterator<Item = CommitOutcome>) {
         self.outbox.done();
+        if !matches!(batch, Batch::Releases { .. }) {
+            self.reservations.freed();
+        }
         for outcome in outcomes {
             *match outcome {
                 CommitOutcome::CommitStored => &mut self.stats.stored,
