@@ -21,7 +21,9 @@ struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "0.5,0.667,0.833,0.95")]
     pools: Vec<f64>,
     /// `same`, `shuffled` or `random` order; `tenants` and `sizes`, three each, with `_same` for that order; with
-    /// another trace `mix`, `mix_shuffled`, `end`, `end_shuffled`; `endrounds`
+    /// another trace `mix`, `mix_shuffled`, `end`, `end_shuffled`; `endrounds`; `chain_same`, `chain_shuffled`,
+    /// `chain_random`: rounds after rounds over `--sets`; `pause_same`, `pause_shuffled`: rounds that pause for
+    /// one-time blocks
     #[arg(long, value_delimiter = ',', default_value = "same,shuffled,random,tenants,sizes")]
     what: Vec<String>,
     #[arg(long, default_value_t = 30)]
@@ -35,6 +37,9 @@ struct Arguments {
     /// A trace for what is half rounds (`mix`), or comes after them (`end`)
     #[arg(long)]
     with: Option<PathBuf>,
+    /// Working sets of `chain`, each of documents of its own, as shares of the pool, which has room for `--documents`
+    #[arg(long, value_delimiter = ',', default_value = "0.9,1.1,1.5")]
+    sets: Vec<f64>,
     #[arg(long)]
     store_batch: Option<usize>,
     #[arg(long, default_value_t = 0)]
@@ -52,6 +57,8 @@ struct Arguments {
 /// Requests of the other trace that come after the rounds.
 const AFTER: usize = 2400;
 const TURNOVERS: u64 = 6;
+/// One-time blocks between rounds, in turnovers.
+const PAUSES: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
 
 fn main() {
     let arguments = Arguments::parse();
@@ -59,10 +66,15 @@ fn main() {
     let other = || other.as_ref().expect("`--with` names a trace");
     for what in &arguments.what {
         let rounds = arguments.rounds_of(what);
+        if what.starts_with("chain") {
+            arguments.print_chain(what, &rounds);
+            continue;
+        }
         for share in &arguments.pools {
             let blocks = (rounds.working_set() as f64 * share).round() as u64;
             match what.as_str() {
                 "mix" | "mix_shuffled" => arguments.print_mix(what, &rounds, other(), blocks),
+                _ if what.starts_with("pause") => arguments.print_pauses(what, &rounds, blocks),
                 "end" | "end_shuffled" => arguments.print_end(what, &rounds, &head(other(), AFTER), blocks),
                 "endrounds" => {
                     let others = Rounds { seed: rounds.seed + 76, rounds: 10, ..rounds.clone() };
@@ -77,7 +89,7 @@ fn main() {
 impl Arguments {
     fn rounds_of(&self, what: &str) -> Rounds {
         let order = match what {
-            "random" => Order::Random,
+            _ if what.ends_with("random") => Order::Random,
             "same" | "mix" | "end" | "endrounds" => Order::Same,
             _ if what.ends_with("_same") => Order::Same,
             _ => Order::Shuffled,
@@ -150,6 +162,64 @@ impl Arguments {
         println!();
     }
 
+    /// A line for each working set and policy: relative to the optimum, the hits of all rounds but the first and those
+    /// from the sixth on; then the hit rate of each round, by blocks of documents.
+    fn print_chain(&self, what: &str, of: &Rounds) {
+        let pool = of.working_set() as u64;
+        for name in &self.policy {
+            let mut before = Trace::new("chain", of.shapes.clone());
+            for (nth, set) in self.sets.iter().enumerate() {
+                let documents = (of.documents as f64 * set).round() as usize;
+                let rounds = Rounds { documents, seed: of.seed + nth as u64, ..of.clone() };
+                let asked = rounds.working_set() as f64;
+                let hits_until = |count| {
+                    let joined = followed_by(&before, &Rounds { rounds: count, ..rounds.clone() }.trace());
+                    self.hits_of_all(&joined, name, pool * ASSUMED_BLOCK_BYTES, pool) / ASSUMED_BLOCK_BYTES
+                };
+                let until: Vec<u64> = (0..=self.rounds).map(hits_until).collect();
+                let rates: Vec<f64> = until.windows(2).map(|at| (at[1] - at[0]) as f64 / asked).collect();
+                let best = (pool as f64 / asked).min(1.0);
+                let of_best = |from: usize| rates[from..].iter().sum::<f64>() / (rates.len() - from) as f64 / best;
+                let each: String = rates.iter().map(|rate| format!(" {rate:.2}")).collect();
+                println!("{what} {name} x {set}: {:.3} {:.3} {each}", of_best(1), of_best(5));
+                before = followed_by(&before, &rounds.trace());
+            }
+        }
+    }
+
+    /// One line for each pause, in turnovers of the pool: the hit rates of rounds before and after it, over the same
+    /// documents.
+    fn print_pauses(&self, what: &str, rounds: &Rounds, pool: u64) {
+        let (trace, middle) = (rounds.trace(), self.rounds / 2);
+        for name in &self.policy {
+            for pause in PAUSES {
+                let mut paused = head(&trace, middle * rounds.documents);
+                let first_later = paused.unique() as u32;
+                let end = first_later + (pause * pool as f64).round() as u32;
+                let one_time: Vec<u32> = (first_later..end).collect();
+                one_time.chunks(rounds.blocks).for_each(|blocks| paused.push(paused.len() as u64, 0, blocks));
+                let before = paused.len();
+                for request in trace.requests().skip(middle * rounds.documents) {
+                    let later = |block: &u32| if *block < first_later { *block } else { block + end - first_later };
+                    let blocks: Vec<u32> = request.blocks.iter().map(later).collect();
+                    paused.push(paused.len() as u64, 0, &blocks);
+                }
+                let hits_until = |requests| {
+                    let part = head(&paused, requests);
+                    self.hits_of_all(&part, name, pool * ASSUMED_BLOCK_BYTES, pool) / ASSUMED_BLOCK_BYTES
+                };
+                let ends = |first: usize| (0..=middle).map(move |round| first + round * rounds.documents);
+                let rates = |first: usize| {
+                    let until: Vec<u64> = ends(first).map(hits_until).collect();
+                    let asked = rounds.working_set() as f64;
+                    let each = |at: &[u64]| format!(" {:.2}", (at[1] - at[0]) as f64 / asked);
+                    until.windows(2).map(each).collect::<String>()
+                };
+                println!("{what} {pool} {name} pause {pause}: {} |{}", rates(0), rates(before));
+            }
+        }
+    }
+
     /// Hits in each turnover after the rounds, and in that of a pool that begins there.
     fn print_end(&self, what: &str, rounds: &Rounds, then: &Trace, blocks: u64) {
         let (first, bytes) = (rounds.trace(), blocks * ASSUMED_BLOCK_BYTES);
@@ -186,6 +256,17 @@ fn requests_until(trace: &Trace, blocks: u64) -> usize {
         is_before
     };
     trace.requests().take_while(is_before).count()
+}
+
+/// The requests of one trace, then those of the other, over blocks of their own.
+fn followed_by(first: &Trace, then: &Trace) -> Trace {
+    let mut both = first.clone();
+    let offset = both.unique() as u32;
+    for request in then.requests() {
+        let blocks: Vec<u32> = request.blocks.iter().map(|block| block + offset).collect();
+        both.push(both.len() as u64 + request.at_us, request.namespace, &blocks);
+    }
+    both
 }
 
 fn after(first: &Trace, then: &Trace) -> Trace {
