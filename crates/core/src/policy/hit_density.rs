@@ -66,10 +66,9 @@ impl HitDensity {
     }
 
     /// A block of this age may still be looked up. Such blocks are counted anew before each update, by a sample.
-    /// Without them, the blocks that come back late would be missing from the curve until they are forgotten. `weight`
-    /// is 1, or less if this is evidence of traffic that has ended.
-    pub fn wait(&mut self, age: u32, weight: f64) {
-        self.alive[bucket(age)] += weight;
+    /// Without them, the blocks that come back late would be missing from the curve until they are forgotten.
+    pub fn wait(&mut self, age: u32) {
+        self.alive[bucket(age)] += 1.0;
     }
 
     /// Hits that were due from a block that grew from one age to a later one, by the last update. A bucket that the
@@ -94,12 +93,7 @@ impl HitDensity {
         self.hit_density = first_slopes(&curve(&hazards));
         (1..BUCKETS).for_each(|b| self.due[b] = self.due[b - 1] + hazards[b - 1]);
         self.alive.fill(0.0);
-        self.fade(HitDensity::KEEP);
-    }
-
-    /// This share of what was counted is left, since it does not hold any more.
-    pub fn fade(&mut self, left: f64) {
-        self.hits.iter_mut().chain(&mut self.aged_out).for_each(|count| *count *= left);
+        self.hits.iter_mut().chain(&mut self.aged_out).for_each(|count| *count *= HitDensity::KEEP);
     }
 
     /// Of those that reached each bucket, the share that was looked up there.
@@ -228,7 +222,7 @@ mod tests {
             let mut hit_density = HitDensity::default();
             for _ in 0..1000 {
                 hit_density.hit(1000);
-                hit_density.wait(100_000, 1.0);
+                hit_density.wait(100_000);
             }
             hit_density.learn(1.0, steps);
             hit_density.at(1)

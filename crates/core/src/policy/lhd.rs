@@ -17,8 +17,7 @@
 //! block that was due past the reach of recency, resident or ghost, pays for the eviction of one block that lies there.
 //! Each that came takes three such payments back: a record that is right by a third holds. So when about a third as
 //! many blocks as the pool holds are overdue, blocks go that were last used before the first of them was. Those used
-//! since then are other traffic, of which the shortfall says nothing. And the evidence of the time before counts less
-//! with each update that falls short: both the counts, and the ghosts that still wait.
+//! since then are other traffic, of which the shortfall says nothing.
 //!
 //! A block that bypasses stays among the reused ones while it waits for a tier, and is evicted next when the tier has
 //! it. Otherwise a tier would get only as much of a burst as it writes at once.
@@ -63,10 +62,6 @@ const RECORD_HOLDS: f64 = 3.0;
 /// when one hit is missing for so many residents. With 2 the end of rounds shows up to a turnover later, with 4 the cut
 /// agents trace loses 1 % of its hits (bench/reports/2026-11-27-cliff.md).
 const RESIDENTS_PER_MARGIN: f64 = 3.0;
-/// What is left of earlier evidence after an update that falls short. Values from 0.3 to 0.7 differ by less than single
-/// traces do. With 1, rounds over more documents take eight rounds and more to be hit as often as those before
-/// (bench/reports/2026-11-30-rounds.md).
-const LEFT: f64 = 0.7;
 
 /// The lowest mark bit is the list's. This bit is set in `fresh` if the block is evicted next, and in `reused` if it is
 /// evicted next when a tier has it.
@@ -120,8 +115,6 @@ struct Promises {
     missing: f64,
     /// The clock when as much came as was to come, for the last time.
     held: u32,
-    /// Ghosts that were last used before this clock belong to a record that fell short. So much of each still counts.
-    doubted: Option<(u32, f64)>,
 }
 
 /// How many steps of the clock lie between two updates: the mean over the updates whose evidence counts.
@@ -350,12 +343,11 @@ impl Lhd {
         // Recency has blocks up to this age, and what they are due is not the record's to promise.
         let due = |kind: &HitDensity, age: u32| kind.due(age.saturating_sub(since).max(count), age.max(count));
         let came: f64 = kinds.iter().map(|kind| kind.came(count)).sum();
-        let record = &mut self.hit_density.record;
         // A sample of the ghosts that may still come back.
         let mut due_of_ghosts = 0.0;
         let stands_for = self.ghosts.sample(SAMPLE, nodes.clock, |ghost| {
             let (kind, age) = (&mut kinds[usize::from(ghost.mark)], nodes.clock.wrapping_sub(ghost.touched));
-            kind.wait(age, record.weight(age, nodes.clock));
+            kind.wait(age);
             due_of_ghosts += due(kind, age);
         });
         let (mut due_of_residents, mut seen) = (0.0, 0);
@@ -364,12 +356,8 @@ impl Lhd {
             seen += 1;
         }
         due_of_residents *= f64::from(count) / f64::from(seen.max(1));
-        let due = due_of_ghosts * stands_for + due_of_residents;
-        let left = record.learn(due, came, count.into(), nodes.clock);
-        for kind in kinds {
-            kind.fade(left);
-            kind.learn(stands_for, steps);
-        }
+        self.hit_density.record.learn(due_of_ghosts * stands_for + due_of_residents, came, count.into(), nodes.clock);
+        kinds.iter_mut().for_each(|kind| kind.learn(stands_for, steps));
     }
 }
 
@@ -384,27 +372,13 @@ impl Pace {
 }
 
 impl Promises {
-    /// So many hits were due since the last update, and so many came. How much of earlier evidence still counts.
-    fn learn(&mut self, due: f64, came: f64, residents: f64, clock: u32) -> f64 {
-        let (least, short) = (-residents / RESIDENTS_PER_MARGIN, due - RECORD_HOLDS * came);
-        self.missing = (self.missing + short).clamp(least, residents);
+    /// So many hits were due since the last update, and so many came.
+    fn learn(&mut self, due: f64, came: f64, residents: f64, clock: u32) {
+        let least = -residents / RESIDENTS_PER_MARGIN;
+        self.missing = (self.missing + due - RECORD_HOLDS * came).clamp(least, residents);
         if self.missing == least {
             self.held = clock;
         }
-        // No ghost is as old as half of the clock.
-        self.doubted = self.doubted.filter(|(before, _)| clock.wrapping_sub(*before) < u32::MAX / 2);
-        if self.missing <= 0.0 || short <= 0.0 {
-            return 1.0;
-        }
-        let left = self.doubted.filter(|(before, _)| *before == self.held).map_or(1.0, |(_, left)| left);
-        self.doubted = Some((self.held, LEFT * left));
-        LEFT
-    }
-
-    /// By the age of a ghost.
-    fn weight(&self, age: u32, clock: u32) -> f64 {
-        let of_then = self.doubted.filter(|(before, _)| age >= clock.wrapping_sub(*before));
-        of_then.map_or(1.0, |(_, left)| left)
     }
 }
 
@@ -455,7 +429,7 @@ impl HitDensities {
     /// The record pays only for blocks of the time when it held. And only for one that is past the reach of recency by
     /// half: one that recency just let go is late at most, and rounds that begin need it.
     fn record_pays(&self, nodes: &Nodes, reused: BlockId) -> bool {
-        let Promises { missing, held, .. } = self.record;
+        let Promises { missing, held } = self.record;
         missing > 0.0 && {
             let (age, reach) = (age(nodes, reused), self.recency.residents);
             age > reach + reach / 2 && age >= nodes.clock.wrapping_sub(held)
@@ -500,30 +474,4 @@ fn used(nodes: &Nodes, block: BlockId) -> u32 {
 
 fn set_used(nodes: &mut Nodes, block: BlockId, clock: u32) {
     nodes[block].mark = clock & !FLAGS | nodes[block].mark & FLAGS;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_used_before_a_record_fell_short_counts_less_until_it_is_forgotten() {
-        let mut record = Promises::default();
-        // It holds at 1,000, and falls short from then on: the margin of 100 blocks is used up with the third update.
-        assert_eq!(record.learn(10.0, 50.0, 300.0, 1000), 1.0);
-        let lefts = [2000, 3000, 4000, 5000].map(|clock| record.learn(50.0, 0.0, 300.0, clock));
-        assert_eq!(lefts, [1.0, 1.0, LEFT, LEFT]);
-        assert_eq!([4001, 4000, 3999].map(|age| record.weight(age, 5000)), [LEFT * LEFT, LEFT * LEFT, 1.0]);
-        // One that comes as promised does not fade, whatever is missing still.
-        assert_eq!(record.learn(30.0, 10.0, 300.0, 6000), 1.0);
-        // It held again at 9,000, so a later shortfall doubts what came before that, and in full again.
-        record.learn(0.0, 100.0, 300.0, 9000);
-        assert_eq!(record.learn(300.0, 0.0, 300.0, 9500), LEFT);
-        assert_eq!([501, 499].map(|age| record.weight(age, 9500)), [LEFT, 1.0]);
-        // The clock is at that place again after it has wrapped around.
-        for step in 1..=8 {
-            record.learn(0.0, 100.0, 300.0, 9500u32.wrapping_add(step << 29));
-        }
-        assert_eq!(record.weight(501, 9500), 1.0);
-    }
 }
