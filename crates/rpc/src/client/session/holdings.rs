@@ -164,7 +164,7 @@ impl Holdings {
     pub fn reserve(&mut self, group: u32, count: usize, now: Instant) -> Vec<Held> {
         self.reservations.used(now);
         let slots = match self.link.state() {
-            SessionState::Ready => self.reservations.take(group, count, self.outbox.blocks(), self.link.epoch()),
+            SessionState::Ready => self.reservations.take(group, count, self.outbox.blocks(), self.link.epoch(), now),
             _ => Vec::new(),
         };
         self.stats.reserve_short += (count - slots.len()) as u64;

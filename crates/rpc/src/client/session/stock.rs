@@ -2,10 +2,11 @@
 //!
 //! Invariant: a slot is in the stock, with the engine, or in the outbox, never in two of them. A group's stock is
 //! refilled when it is not full, with a pause after the daemon gave less than requested. A block needs a slot of each
-//! group, so where slots are scarce, the groups are filled evenly in small steps. If the daemon has none for one group
-//! nevertheless, the fuller ones give some back.
-//! An idle engine's stock shrinks to a few slots, and then to none: one slot keeps a whole unit of the pool from
-//! blocks of other sizes. An engine that fills slots is not idle, however long its step takes.
+//! group. So where slots are scarce, the groups are filled in small steps, such that each has slots for as many
+//! requests as the others. If the daemon has none for one group nevertheless, the fuller ones give some back.
+//!
+//! An idle engine's stock shrinks to a few slots, and then to none: one slot keeps a whole unit of the pool from blocks
+//! of other sizes. An engine that fills slots is not idle, however long its step takes.
 //!
 //! Slots of a pool that is gone stay *void* until the engine has returned them: another pool may hand out the same
 //! number and generation, and a late commit must not name somebody else's block.
@@ -23,7 +24,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_OF_FREED: Duration = Duration::from_millis(1);
 /// Slots requested in one call: as many as the daemon gives in one event.
 const RESERVE_AT_ONCE: usize = 64;
-/// Where slots are scarce, a group's stock has at most so many slots more than the emptiest other one.
+/// Where slots are scarce, a group has slots for at most so many requests more than the emptiest other one. Beside a
+/// group that gets nothing, whatever the others do, it has so many slots.
 const AHEAD: usize = 16;
 /// Slots are scarce for so long after the daemon gave less than requested.
 const SCARCE: Duration = Duration::from_secs(2);
@@ -48,6 +50,8 @@ struct Stock {
     /// From then on.
     pause: Duration,
     help: Help,
+    /// The most slots that one request wanted in a while, and when. At most the stock's target.
+    wanted: Option<(usize, Instant)>,
 }
 
 /// What fuller stocks did for one that got fewer slots than it asked for.
@@ -131,9 +135,13 @@ impl Reservations {
     }
 
     /// Hands out up to `count` slots of `group`; `queued` are already being returned.
-    pub fn take(&mut self, group: u32, count: usize, queued: usize, epoch: u64) -> Vec<Held> {
+    pub fn take(&mut self, group: u32, count: usize, queued: usize, epoch: u64, now: Instant) -> Vec<Held> {
         let room = RESERVED_BLOCKS.saturating_sub(self.taken.len() + self.void.len() + queued);
         let Some(stock) = self.stocks.get_mut(&group) else { return Vec::new() };
+        let wanted = count.min(self.stock_blocks);
+        if wanted >= stock.wanted(now) {
+            stock.wanted = Some((wanted, now));
+        }
         let count = count.min(stock.free.len()).min(room);
         let slots: Vec<Held> = stock.free.drain(..count).collect();
         if count > 0 && stock.help != Help::Late {
@@ -168,18 +176,21 @@ impl Reservations {
         };
         stock.free.extend(usable);
         if stock.help == Help::Given {
-            let len = stock.free.len();
-            unusable.extend(self.half_of_what_is_above(len));
+            unusable.extend(self.half_of_what_is_above(group, now));
         }
         unusable
     }
 
     /// Fuller stocks may have used up the engine's share of the pool.
-    fn half_of_what_is_above(&mut self, len: usize) -> Vec<Held> {
+    fn half_of_what_is_above(&mut self, helped: u32, now: Instant) -> Vec<Held> {
+        let requests = self.stocks[&helped].requests(now);
         let mut given = Vec::new();
-        for stock in self.stocks.values_mut().filter(|stock| stock.free.len() > len + 1) {
-            given.extend(stock.free.drain(..(stock.free.len() - len) / 2));
-            stock.help = Help::Unneeded;
+        for stock in self.stocks.values_mut() {
+            let above = stock.free.len().saturating_sub(stock.slots_for(requests, now));
+            if above > 1 {
+                given.extend(stock.free.drain(..above / 2));
+                stock.help = Help::Unneeded;
+            }
         }
         given
     }
@@ -193,6 +204,7 @@ impl Reservations {
     pub fn not_stocked(&mut self, group: u32, now: Instant) {
         if let Some(stock) = self.stocks.get_mut(&group) {
             stock.rest(0, 1, now);
+            stock.help = Help::InVain(now);
         }
     }
 
@@ -225,24 +237,28 @@ impl Reservations {
     /// The group to ask for, and how many slots.
     fn next(&self, now: Instant, target: usize, is_returning: bool) -> Option<(u32, usize)> {
         let is_helped = |stock: &&Stock| stock.help == Help::Given && stock.free.len() < target;
-        let helped = self.stocks.values().filter(is_helped).map(|stock| stock.free.len()).min();
+        let helped = self.stocks.values().filter(is_helped).map(|stock| stock.requests(now)).reduce(f64::min);
         let is_scarce = self.stocks.values().any(|stock| stock.short_at.is_some_and(|at| now < at + SCARCE));
-        let most_beside = |other: &Stock| other.free.len() + if is_scarce { other.ahead() } else { RESERVE_AT_ONCE };
-        let mut emptiest: Option<(u32, usize, usize)> = None;
+        let mut emptiest: Option<(u32, f64, usize)> = None;
         for (group, stock) in &self.stocks {
-            let len = stock.free.len();
+            let requests = stock.requests(now);
+            let most_beside = |other: &Stock| match other.help {
+                _ if !is_scarce => other.free.len() + RESERVE_AT_ONCE,
+                Help::InVain(_) => other.free.len() + AHEAD.max(stock.wanted(now)),
+                _ => stock.slots_for(other.requests_and_some(now), now),
+            };
             let others = self.stocks.iter().filter(|(other, _)| *other != group);
             let most = others.map(|(_, other)| most_beside(other)).min();
-            let room = most.map_or(target, |most| target.min(most)).saturating_sub(len);
+            let room = most.map_or(target, |most| target.min(most)).saturating_sub(stock.free.len());
             let is_paused = stock.paused_until(now).is_some();
             let must_wait = match (is_helped(&stock), helped) {
                 (true, _) if is_returning => true,
-                (is_helped, Some(least)) => len > least || len == least && !is_helped,
+                (is_helped, Some(least)) => requests > least || requests == least && !is_helped,
                 (_, None) => false,
             };
-            let is_emptier = emptiest.is_none_or(|(_, least, _)| len < least);
+            let is_emptier = emptiest.is_none_or(|(_, least, _)| requests < least);
             if room > 0 && !is_paused && !must_wait && is_emptier {
-                emptiest = Some((*group, len, room.min(RESERVE_AT_ONCE)));
+                emptiest = Some((*group, requests, room.min(RESERVE_AT_ONCE)));
             }
         }
         emptiest.map(|(group, _, count)| (group, count))
@@ -267,13 +283,24 @@ impl Reservations {
 }
 
 impl Stock {
-    /// So many slots more may others have, where slots are scarce: a quarter, so that what there is goes to all evenly.
-    /// A group that gets nothing whatever others do is no measure.
-    fn ahead(&self) -> usize {
-        match self.help {
-            Help::InVain(_) => AHEAD,
-            _ => (self.free.len() / 4).clamp(1, AHEAD),
-        }
+    /// The most slots that one request wanted lately.
+    fn wanted(&self, now: Instant) -> usize {
+        self.wanted.filter(|(_, at)| now < *at + SCARCE).map_or(1, |(count, _)| count.max(1))
+    }
+
+    /// So many requests find their slots.
+    fn requests(&self, now: Instant) -> f64 {
+        self.free.len() as f64 / self.wanted(now) as f64
+    }
+
+    /// A quarter more, so that what there is goes to all groups evenly.
+    fn requests_and_some(&self, now: Instant) -> f64 {
+        let requests = self.requests(now);
+        requests + (requests / 4.0).clamp(1.0, AHEAD as f64)
+    }
+
+    fn slots_for(&self, requests: f64, now: Instant) -> usize {
+        (requests * self.wanted(now) as f64).round() as usize
     }
 
     /// Pauses grow while the daemon gives nothing: the engine's share, or the pool, is used up.
@@ -311,7 +338,7 @@ mod tests {
         let now = Instant::now();
         let mut reservations = with_stock(0..8, now);
         assert!(matches!(reservations.refill(now, false).0, Refill::Wait(_)));
-        assert_eq!(reservations.take(0, 1, 0, 1), held(0..1));
+        assert_eq!(reservations.take(0, 1, 0, 1, now), held(0..1));
         assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group: 0, count: 1 });
     }
 
@@ -347,7 +374,7 @@ mod tests {
         assert_eq!(pauses, [10, 20, 40, 80, 160, 250, 250, 250, 250, 250]);
         reservations.stocked(0, held(0..8), 8, now);
         reservations.used(now);
-        reservations.take(0, 8, 0, 1);
+        reservations.take(0, 8, 0, 1, now);
         assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group: 0, count: 8 }, "the pause is over");
         reservations.stocked(0, Vec::new(), 8, now);
         assert_eq!(
@@ -367,7 +394,7 @@ mod tests {
         let later = now + LONG_IDLE;
         assert_eq!(reservations.refill(later, false), (Refill::Wait(None), held(4..8)));
         reservations.used(later);
-        assert_eq!(reservations.take(0, 1, 0, 1), []);
+        assert_eq!(reservations.take(0, 1, 0, 1, now), []);
         assert_eq!(reservations.refill(later, false).0, Refill::Reserve { group: 0, count: 8 });
     }
 
@@ -376,7 +403,7 @@ mod tests {
     fn an_engine_that_fills_slots_is_not_idle() {
         let now = Instant::now();
         let mut reservations = with_stock(0..8, now);
-        reservations.take(0, 1, 0, 1);
+        reservations.take(0, 1, 0, 1, now);
         reservations.stocked(0, held(8..9), 1, now);
         for seconds in [2, 4, 40] {
             let later = now + Duration::from_secs(seconds);
@@ -419,7 +446,7 @@ mod tests {
         let mut reservations = Reservations::new(100, now);
         reservations.set_groups([0, 1]);
         // What is asked for and given. Once that was less, a group has at most a quarter more than the other.
-        let asked = [(0, 64, 0..20), (1, 25, 100..125), (0, 11, 20..31), (1, 13, 125..138)];
+        let asked = [(0, 64, 0..20), (1, 25, 100..125), (0, 11, 20..31), (1, 14, 125..139)];
         for (group, count, given) in asked {
             now += if given.start == 20 { FIRST_PAUSE } else { Duration::ZERO };
             assert_eq!(reservations.refill(now, false).0, Refill::Reserve { group, count });
@@ -457,7 +484,7 @@ mod tests {
         let mut reservations = Reservations::new(64, now);
         reservations.set_groups(0..3);
         fill(&mut reservations, &mut left, &mut next, &mut now);
-        let slots = reservations.take(0, 64, 0, 1);
+        let slots = reservations.take(0, 64, 0, 1, now);
         fill(&mut reservations, &mut left, &mut next, &mut now);
         left += slots.len();
         reservations.lost(None);
@@ -478,7 +505,7 @@ mod tests {
             fill(&mut reservations, &mut left, &mut next, &mut now);
             assert!(stocks(&reservations).iter().all(|len| *len >= each), "{:?}", stocks(&reservations));
             // What was filled is stored and gone; the others are as full as they were.
-            reservations.take(groups - 1, 64, 0, 1);
+            reservations.take(groups - 1, 64, 0, 1, now);
             reservations.lost(None);
             fill(&mut reservations, &mut left, &mut next, &mut now);
             let (lens, total) = (stocks(&reservations), stocks(&reservations).iter().sum::<usize>());
@@ -486,45 +513,172 @@ mod tests {
         }
     }
 
-    /// Requests that take `each` slots of each group and keep them for `steps` steps of 4 ms, with a daemon that has 32
-    /// slots and needs 100 us for a call. How many of 200 found all of theirs.
-    fn served(groups: u32, each: usize, steps: usize) -> usize {
-        let (mut now, mut next, mut left, mut whole) = (Instant::now(), 0, 32, 0);
-        let mut reservations = Reservations::new(64, now);
-        reservations.set_groups(0..groups);
-        let mut in_hand: VecDeque<Vec<Held>> = VecDeque::from(vec![Vec::new(); steps]);
-        for step in 0..210 {
-            let end = now + Duration::from_millis(4);
-            while now < end {
-                let (refill, surplus) = reservations.refill(now, false);
-                left += surplus.len();
-                let Refill::Reserve { group, count } = refill else { break };
-                let given = count.min(left);
-                left -= given;
-                next += given as u32;
-                now += Duration::from_micros(100);
-                left += reservations.stocked(group, held(next - given as u32..next), count, now).len();
-            }
-            now = end;
-            reservations.used(now);
-            let slots: Vec<Held> = (0..groups).flat_map(|group| reservations.take(group, each, 0, 1)).collect();
-            whole += usize::from(step >= 10 && slots.len() == each * groups as usize);
-            in_hand.push_back(slots);
-            for slot in in_hand.pop_front().expect("a request a step") {
-                reservations.give_back(slot, now);
-                reservations.freed();
-                left += 1;
+    /// A daemon and an engine. A call takes 100 us, and the engine takes the slots of one group so long after another.
+    struct Model {
+        needs: Vec<usize>,
+        /// Bytes of a slot of each group.
+        sizes: Vec<usize>,
+        /// Slots that the daemon has of a group at most.
+        most: Vec<usize>,
+        share: usize,
+        step: Duration,
+        between_takes: Duration,
+        /// Steps that a request holds its slots.
+        held_steps: usize,
+        /// As a connector, which stores nothing behind a gap.
+        stops_at_gap: bool,
+        /// From step 120 on.
+        then: Option<Vec<usize>>,
+        jitter: bool,
+    }
+
+    /// Of 200 requests.
+    #[derive(Debug, Default)]
+    struct Served {
+        whole: usize,
+        /// Had all slots when their first one was taken, and lost some before the last one.
+        lost: usize,
+        slots: Vec<usize>,
+        calls: usize,
+    }
+
+    impl Model {
+        fn new(needs: &[usize], step_ms: u64, held_steps: usize) -> Model {
+            let groups = needs.len();
+            let (step, between_takes) = (Duration::from_millis(step_ms), Duration::ZERO);
+            let (sizes, most) = (vec![1; groups], vec![usize::MAX; groups]);
+            Model {
+                needs: needs.to_vec(),
+                sizes,
+                most,
+                share: 32,
+                step,
+                between_takes,
+                held_steps,
+                stops_at_gap: false,
+                then: None,
+                jitter: false,
             }
         }
-        whole
+
+        fn run(&self) -> Served {
+            let (mut now, mut next) = (Instant::now(), 0);
+            let mut reservations = Reservations::new(64, now);
+            reservations.set_groups(0..self.needs.len() as u32);
+            let mut owners: HashMap<Held, usize> = HashMap::new();
+            let mut random = 7u64;
+            let mut served = Served { slots: vec![0; self.needs.len()], ..Served::default() };
+            let mut in_hand: VecDeque<Vec<Held>> = VecDeque::from(vec![Vec::new(); self.held_steps]);
+            for step in 0..220 {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let factor = if self.jitter { 0.5 + ((random >> 33) % 1000) as f64 / 1000.0 } else { 1.0 };
+                let needs = self.then.as_ref().filter(|_| step >= 120).unwrap_or(&self.needs);
+                let (counts, end) = (step >= 20, now + self.step.mul_f64(factor));
+                self.answer(&mut reservations, &mut owners, &mut next, &mut now, end, &mut served.calls);
+                reservations.used(now);
+                let had_all = stocks(&reservations).iter().zip(needs).all(|(free, need)| free >= need);
+                let (mut slots, mut is_whole) = (Vec::new(), true);
+                for (group, need) in needs.iter().enumerate() {
+                    if self.stops_at_gap && !is_whole {
+                        break;
+                    }
+                    let taken = reservations.take(group as u32, *need, 0, 1, now);
+                    served.slots[group] += if counts { taken.len() } else { 0 };
+                    is_whole &= taken.len() == *need;
+                    slots.extend(taken);
+                    let until = now + self.between_takes;
+                    self.answer(&mut reservations, &mut owners, &mut next, &mut now, until, &mut served.calls);
+                }
+                served.whole += usize::from(counts && is_whole);
+                served.lost += usize::from(counts && had_all && !is_whole);
+                in_hand.push_back(slots);
+                for slot in in_hand.pop_front().expect("a request a step") {
+                    reservations.give_back(slot, now);
+                    owners.remove(&slot);
+                    reservations.freed();
+                }
+            }
+            served
+        }
+
+        fn answer(
+            &self,
+            reservations: &mut Reservations,
+            owners: &mut HashMap<Held, usize>,
+            next: &mut u32,
+            now: &mut Instant,
+            end: Instant,
+            calls: &mut usize,
+        ) {
+            while *now < end {
+                let (refill, surplus) = reservations.refill(*now, false);
+                owners.retain(|slot, _| !surplus.contains(slot));
+                match refill {
+                    Refill::Reserve { group, count } => {
+                        let group = group as usize;
+                        let used: usize = owners.values().map(|owner| self.sizes[*owner]).sum();
+                        let own = owners.values().filter(|owner| **owner == group).count();
+                        let fits = (self.share - used.min(self.share)) / self.sizes[group];
+                        let given = count.min(fits.max(usize::from(own == 0))).min(self.most[group] - own);
+                        let slots = held(*next..*next + given as u32);
+                        *next += given as u32;
+                        owners.extend(slots.iter().map(|slot| (*slot, group)));
+                        *now += Duration::from_micros(100);
+                        *calls += 1;
+                        for slot in reservations.stocked(group as u32, slots, count, *now) {
+                            owners.remove(&slot);
+                        }
+                    }
+                    Refill::Wait(until) => *now = until.map_or(end, |until| until.min(end)),
+                }
+            }
+            *now = (*now).max(end);
+        }
+    }
+
+    /// What is held for a step while the next request takes its slots has to fit twice, and then some.
+    #[test]
+    fn requests_that_fit_find_their_slots_of_each_group() {
+        let even = [(6, 1, 2, 32), (6, 1, 4, 32), (10, 1, 2, 32), (3, 2, 3, 32), (6, 4, 1, 50), (3, 8, 1, 52)];
+        let even = even.map(|(groups, each, held_steps, share)| (vec![each; groups], held_steps, share));
+        let uneven = [(vec![10, 1, 1, 1], 1, 30), (vec![20, 1, 1], 1, 48), (vec![0, 1, 8], 1, 24), (vec![1, 9], 2, 32)];
+        for (needs, held_steps, share) in even.into_iter().chain(uneven) {
+            for (step, jitter) in [(4, false), (4, true), (20, true), (100, false)] {
+                for stops_at_gap in [false, true] {
+                    let model = Model { share, jitter, stops_at_gap, ..Model::new(&needs, step, held_steps) };
+                    let served = model.run();
+                    let what = format!("{needs:?} of {share}, {held_steps} steps of {step} ms: {served:?}");
+                    assert!(served.whole >= 190 && served.lost == 0, "{what}");
+                }
+            }
+        }
     }
 
     #[test]
-    fn requests_that_fit_find_a_slot_of_each_group() {
-        for (groups, each, steps) in [(6, 1, 2), (6, 1, 3), (6, 1, 4), (3, 2, 3), (2, 4, 3), (10, 1, 2)] {
-            let served = served(groups, each, steps);
-            assert_eq!(served, 200, "requests for {each} of {groups} groups, {steps} at once");
+    fn requests_that_want_other_groups_find_their_slots_soon() {
+        let cases = [([1, 10], [10, 1], 32), ([10, 0], [0, 10], 32), ([0, 10], [10, 10], 44), ([16, 0], [8, 8], 36)];
+        for (needs, then, share) in cases {
+            for step in [4, 20, 100] {
+                let model = Model { share, then: Some(then.to_vec()), ..Model::new(&needs, step, 1) };
+                let served = model.run();
+                assert!(served.whole >= 160, "{needs:?}, then {then:?} of {share}, {step} ms: {served:?}");
+            }
         }
+    }
+
+    #[test]
+    fn a_group_with_few_slots_leaves_the_others_what_they_need() {
+        for most in [0, 1, 2, 4] {
+            for step in [4, 10, 20, 30, 100] {
+                let model = Model { most: vec![most, usize::MAX], share: 10_000, ..Model::new(&[1, 10], step, 1) };
+                let served = model.run();
+                // Each request in flight has its own slot of the first group, where there are two.
+                let whole = [0, 100, 200][most.min(2)];
+                assert!(served.whole >= whole && served.slots[1] >= 1500, "{most}, {step} ms: {served:?}");
+            }
+        }
+        let model = Model { sizes: vec![64, 1], share: 100, ..Model::new(&[1, 10], 10, 1) };
+        assert_eq!(model.run().whole, 100, "one slot of the first group takes most of the share");
     }
 
     /// There is no slot of that size, whatever the others give back.
@@ -555,7 +709,7 @@ mod tests {
     fn an_engine_that_gave_a_slot_back_is_not_idle() {
         let now = Instant::now();
         let mut reservations = with_stock(0..8, now);
-        let slot = reservations.take(0, 1, 0, 1)[0];
+        let slot = reservations.take(0, 1, 0, 1, now)[0];
         let later = now + IDLE - Duration::from_millis(1);
         assert_eq!(reservations.give_back(slot, later), Returned::Taken(1));
         assert_eq!(reservations.refill(later + IDLE / 2, false).1, []);
@@ -566,11 +720,11 @@ mod tests {
     fn a_slot_of_a_lost_pool_is_not_handed_out_until_the_engine_is_done_with_it() {
         let now = Instant::now();
         let mut reservations = with_stock(0..2, now);
-        let old = reservations.take(0, 2, 0, 1);
+        let old = reservations.take(0, 2, 0, 1, now);
         reservations.disconnected();
         reservations.lost(None);
         assert_eq!(reservations.stocked(0, held(1..3), 2, now), held(1..2), "slot 1 is still in the engine's hands");
-        assert_eq!(reservations.take(0, 9, 0, 1), held(2..3));
+        assert_eq!(reservations.take(0, 9, 0, 1, now), held(2..3));
         assert_eq!(reservations.give_back(old[1], now), Returned::Unknown);
         assert_eq!(reservations.stocked(0, held(1..2), 1, now), []);
     }
@@ -579,14 +733,15 @@ mod tests {
     fn slots_in_the_engine_s_hands_are_limited() {
         let now = Instant::now();
         let mut reservations = with_stock(0..RESERVED_BLOCKS as u32 + 10, now);
-        assert_eq!(reservations.take(0, RESERVED_BLOCKS, 6, 1).len(), RESERVED_BLOCKS - 6);
-        assert_eq!(reservations.take(0, 10, 6, 1).len(), 0);
+        assert_eq!(reservations.take(0, RESERVED_BLOCKS, 6, 1, now).len(), RESERVED_BLOCKS - 6);
+        assert_eq!(reservations.take(0, 10, 6, 1, now).len(), 0);
     }
 
     #[test]
     fn the_stock_of_groups_that_are_left_comes_back() {
-        let mut reservations = with_stock(0..3, Instant::now());
+        let now = Instant::now();
+        let mut reservations = with_stock(0..3, now);
         assert_eq!(reservations.set_groups([1]), held(0..3));
-        assert_eq!(reservations.take(0, 3, 0, 1), []);
+        assert_eq!(reservations.take(0, 3, 0, 1, now), []);
     }
 }
