@@ -2,8 +2,8 @@
 //!
 //! Invariant: a slot is in the stock, with the engine, or in the outbox, never in two of them. A group's stock is
 //! refilled when it is not full, with a pause after the daemon gave less than requested. A block needs a slot of each
-//! group. So where slots are scarce, the groups are filled in small steps, such that each has slots for as many
-//! requests as the others. If the daemon has none for one group nevertheless, the fuller ones give some back.
+//! group. So where slots are scarce, the groups are filled little by little, such that each has slots for as many of
+//! the engine's steps as the others. If the daemon has none for one group nevertheless, the fuller ones give some back.
 //!
 //! An idle engine's stock shrinks to a few slots, and then to none: one slot keeps a whole unit of the pool from blocks
 //! of other sizes. An engine that fills slots is not idle, however long its step takes.
@@ -24,9 +24,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_OF_FREED: Duration = Duration::from_millis(1);
 /// Slots requested in one call: as many as the daemon gives in one event.
 const RESERVE_AT_ONCE: usize = 64;
-/// Where slots are scarce, a group has slots for at most so many requests more than the emptiest other one. Beside a
-/// group that gets nothing, whatever the others do, it has so many slots.
+/// Where slots are scarce, a group has slots for at most so many steps more than the emptiest other one. Beside a group
+/// that gets nothing, whatever the others do, it has so many slots.
 const AHEAD: usize = 16;
+/// What is wanted within this time is wanted by the requests of one step.
+const STEP: Duration = Duration::from_millis(2);
 /// Slots are scarce for so long after the daemon gave less than requested.
 const SCARCE: Duration = Duration::from_secs(2);
 /// A group that got nothing although others gave some of theirs back is helped again after this time.
@@ -40,6 +42,8 @@ pub(super) struct Reservations {
     taken: HashMap<Held, u64>,
     void: HashSet<Held>,
     last_use: Instant,
+    /// Since the last question for slots, the daemon has taken some back.
+    has_freed: bool,
 }
 
 #[derive(Default)]
@@ -50,7 +54,9 @@ struct Stock {
     /// From then on.
     pause: Duration,
     help: Help,
-    /// The most slots that one request wanted in a while, and when. At most the stock's target.
+    /// Slots that the requests of this step have wanted, and since when.
+    step: Option<(usize, Instant)>,
+    /// The most that those of one step wanted in a while, and when. At most the stock's target.
     wanted: Option<(usize, Instant)>,
 }
 
@@ -95,6 +101,7 @@ impl Reservations {
             taken: HashMap::new(),
             void: HashSet::new(),
             last_use: now,
+            has_freed: false,
         }
     }
 
@@ -138,10 +145,7 @@ impl Reservations {
     pub fn take(&mut self, group: u32, count: usize, queued: usize, epoch: u64, now: Instant) -> Vec<Held> {
         let room = RESERVED_BLOCKS.saturating_sub(self.taken.len() + self.void.len() + queued);
         let Some(stock) = self.stocks.get_mut(&group) else { return Vec::new() };
-        let wanted = count.min(self.stock_blocks);
-        if wanted >= stock.wanted(now) {
-            stock.wanted = Some((wanted, now));
-        }
+        stock.want(count, self.stock_blocks, now);
         let count = count.min(stock.free.len()).min(room);
         let slots: Vec<Held> = stock.free.drain(..count).collect();
         if count > 0 && stock.help != Help::Late {
@@ -167,6 +171,9 @@ impl Reservations {
         let (usable, mut unusable): (Vec<_>, Vec<_>) = slots.into_iter().partition(is_usable);
         let Some(stock) = self.stocks.get_mut(&group) else { return [usable, unusable].concat() };
         stock.rest(usable.len(), asked, now);
+        if self.has_freed {
+            stock.pause = stock.pause.min(PAUSE_OF_FREED);
+        }
         stock.help = match usable.len() {
             given if given >= asked => Help::Unneeded,
             _ if stock.help == Help::Unneeded => Help::Late,
@@ -183,10 +190,10 @@ impl Reservations {
 
     /// Fuller stocks may have used up the engine's share of the pool.
     fn half_of_what_is_above(&mut self, helped: u32, now: Instant) -> Vec<Held> {
-        let requests = self.stocks[&helped].requests(now);
+        let steps = self.stocks[&helped].steps(now);
         let mut given = Vec::new();
         for stock in self.stocks.values_mut() {
-            let above = stock.free.len().saturating_sub(stock.slots_for(requests, now));
+            let above = stock.free.len().saturating_sub(stock.slots_for(steps, now));
             if above > 1 {
                 given.extend(stock.free.drain(..above / 2));
                 stock.help = Help::Unneeded;
@@ -197,6 +204,7 @@ impl Reservations {
 
     /// The daemon has taken slots back, so it may have some again.
     pub fn freed(&mut self) {
+        self.has_freed = true;
         self.stocks.values_mut().for_each(|stock| stock.pause = stock.pause.min(PAUSE_OF_FREED));
     }
 
@@ -230,22 +238,24 @@ impl Reservations {
             [pause, (!stock.free.is_empty()).then_some(shrinks_at)]
         });
         let wait = Refill::Wait(wakes.flatten().min());
-        let reserve = |(group, count)| Refill::Reserve { group, count };
-        (self.next(now, target, is_returning).map_or(wait, reserve), surplus)
+        let Some((group, count)) = self.next(now, target, is_returning) else { return (wait, surplus) };
+        self.has_freed = false;
+        (Refill::Reserve { group, count }, surplus)
     }
 
     /// The group to ask for, and how many slots.
     fn next(&self, now: Instant, target: usize, is_returning: bool) -> Option<(u32, usize)> {
         let is_helped = |stock: &&Stock| stock.help == Help::Given && stock.free.len() < target;
-        let helped = self.stocks.values().filter(is_helped).map(|stock| stock.requests(now)).reduce(f64::min);
+        let helped = self.stocks.values().filter(is_helped).map(|stock| stock.steps(now)).reduce(f64::min);
         let is_scarce = self.stocks.values().any(|stock| stock.short_at.is_some_and(|at| now < at + SCARCE));
         let mut emptiest: Option<(u32, f64, usize)> = None;
         for (group, stock) in &self.stocks {
-            let requests = stock.requests(now);
+            let steps = stock.steps(now);
             let most_beside = |other: &Stock| match other.help {
                 _ if !is_scarce => other.free.len() + RESERVE_AT_ONCE,
+                _ if other.free.len() >= target => target,
                 Help::InVain(_) => other.free.len() + AHEAD.max(stock.wanted(now)),
-                _ => stock.slots_for(other.requests_and_some(now), now),
+                _ => stock.slots_for(other.steps_and_some(now), now),
             };
             let others = self.stocks.iter().filter(|(other, _)| *other != group);
             let most = others.map(|(_, other)| most_beside(other)).min();
@@ -253,12 +263,12 @@ impl Reservations {
             let is_paused = stock.paused_until(now).is_some();
             let must_wait = match (is_helped(&stock), helped) {
                 (true, _) if is_returning => true,
-                (is_helped, Some(least)) => requests > least || requests == least && !is_helped,
+                (is_helped, Some(least)) => steps > least || steps == least && !is_helped,
                 (_, None) => false,
             };
-            let is_emptier = emptiest.is_none_or(|(_, least, _)| requests < least);
+            let is_emptier = emptiest.is_none_or(|(_, least, _)| steps < least);
             if room > 0 && !is_paused && !must_wait && is_emptier {
-                emptiest = Some((*group, requests, room.min(RESERVE_AT_ONCE)));
+                emptiest = Some((*group, steps, room.min(RESERVE_AT_ONCE)));
             }
         }
         emptiest.map(|(group, _, count)| (group, count))
@@ -283,24 +293,33 @@ impl Reservations {
 }
 
 impl Stock {
-    /// The most slots that one request wanted lately.
+    fn want(&mut self, count: usize, most: usize, now: Instant) {
+        let (before, since) = self.step.filter(|(_, since)| now < *since + STEP).unwrap_or((0, now));
+        self.step = Some((before + count, since));
+        let wanted = (before + count).min(most);
+        if wanted >= self.wanted(now) {
+            self.wanted = Some((wanted, now));
+        }
+    }
+
+    /// The most slots that the requests of one step wanted lately.
     fn wanted(&self, now: Instant) -> usize {
         self.wanted.filter(|(_, at)| now < *at + SCARCE).map_or(1, |(count, _)| count.max(1))
     }
 
-    /// So many requests find their slots.
-    fn requests(&self, now: Instant) -> f64 {
+    /// So many steps find their slots.
+    fn steps(&self, now: Instant) -> f64 {
         self.free.len() as f64 / self.wanted(now) as f64
     }
 
     /// A quarter more, so that what there is goes to all groups evenly.
-    fn requests_and_some(&self, now: Instant) -> f64 {
-        let requests = self.requests(now);
-        requests + (requests / 4.0).clamp(1.0, AHEAD as f64)
+    fn steps_and_some(&self, now: Instant) -> f64 {
+        let steps = self.steps(now);
+        steps + (steps / 4.0).clamp(1.0, AHEAD as f64)
     }
 
-    fn slots_for(&self, requests: f64, now: Instant) -> usize {
-        (requests * self.wanted(now) as f64).round() as usize
+    fn slots_for(&self, steps: f64, now: Instant) -> usize {
+        (steps * self.wanted(now) as f64).round() as usize
     }
 
     /// Pauses grow while the daemon gives nothing: the engine's share, or the pool, is used up.
@@ -456,6 +475,20 @@ mod tests {
         assert_eq!(stocks(&reservations), [100, 100]);
     }
 
+    #[test]
+    fn a_full_stock_holds_no_other_down() {
+        let now = Instant::now();
+        let mut reservations = Reservations::new(64, now);
+        reservations.set_groups([0, 1]);
+        reservations.take(0, 64, 0, 1, now);
+        reservations.stocked(1, held(100..101), 8, now);
+        reservations.stocked(0, held(0..63), 63, now);
+        let later = now + FIRST_PAUSE;
+        assert_eq!(reservations.refill(later, false).0, Refill::Reserve { group: 0, count: 1 });
+        reservations.stocked(0, held(63..64), 1, later);
+        assert_eq!(reservations.refill(later, false).0, Refill::Reserve { group: 1, count: 63 });
+    }
+
     /// Slots that groups gave back are of use to another one when the daemon has them.
     #[test]
     fn a_group_asks_again_when_the_daemon_has_what_others_gave_back() {
@@ -527,16 +560,21 @@ mod tests {
         held_steps: usize,
         /// As a connector, which stores nothing behind a gap.
         stops_at_gap: bool,
+        /// Further requests in each step, of one slot of each group.
+        decodes: usize,
+        /// Every so many steps the first request wants what it needs, else none.
+        every: usize,
         /// From step 120 on.
         then: Option<Vec<usize>>,
         jitter: bool,
     }
 
-    /// Of 200 requests.
+    /// Of 200 steps.
     #[derive(Debug, Default)]
     struct Served {
+        /// All their requests found all their slots.
         whole: usize,
-        /// Had all slots when their first one was taken, and lost some before the last one.
+        /// All slots were there when their first one was taken, and some were lost before the last one.
         lost: usize,
         slots: Vec<usize>,
         calls: usize,
@@ -556,6 +594,8 @@ mod tests {
                 between_takes,
                 held_steps,
                 stops_at_gap: false,
+                decodes: 0,
+                every: 1,
                 then: None,
                 jitter: false,
             }
@@ -576,18 +616,26 @@ mod tests {
                 let (counts, end) = (step >= 20, now + self.step.mul_f64(factor));
                 self.answer(&mut reservations, &mut owners, &mut next, &mut now, end, &mut served.calls);
                 reservations.used(now);
-                let had_all = stocks(&reservations).iter().zip(needs).all(|(free, need)| free >= need);
+                let first = (step % self.every == 0).then_some(needs);
+                let ones = vec![1; needs.len()];
+                let requests: Vec<&Vec<usize>> = first.into_iter().chain(vec![&ones; self.decodes]).collect();
+                let wanted = |group: usize| requests.iter().map(|needs| needs[group]).sum::<usize>();
+                let had_all = stocks(&reservations).iter().enumerate().all(|(group, free)| *free >= wanted(group));
                 let (mut slots, mut is_whole) = (Vec::new(), true);
-                for (group, need) in needs.iter().enumerate() {
-                    if self.stops_at_gap && !is_whole {
-                        break;
+                for needs in requests {
+                    let mut is_stopped = false;
+                    for (group, need) in needs.iter().enumerate().filter(|(_, need)| **need > 0) {
+                        if is_stopped {
+                            break;
+                        }
+                        let taken = reservations.take(group as u32, *need, 0, 1, now);
+                        served.slots[group] += if counts { taken.len() } else { 0 };
+                        is_whole &= taken.len() == *need;
+                        is_stopped = self.stops_at_gap && taken.len() < *need;
+                        slots.extend(taken);
+                        let until = now + self.between_takes;
+                        self.answer(&mut reservations, &mut owners, &mut next, &mut now, until, &mut served.calls);
                     }
-                    let taken = reservations.take(group as u32, *need, 0, 1, now);
-                    served.slots[group] += if counts { taken.len() } else { 0 };
-                    is_whole &= taken.len() == *need;
-                    slots.extend(taken);
-                    let until = now + self.between_takes;
-                    self.answer(&mut reservations, &mut owners, &mut next, &mut now, until, &mut served.calls);
                 }
                 served.whole += usize::from(counts && is_whole);
                 served.lost += usize::from(counts && had_all && !is_whole);
@@ -662,6 +710,19 @@ mod tests {
                 let model = Model { share, then: Some(then.to_vec()), ..Model::new(&needs, step, 1) };
                 let served = model.run();
                 assert!(served.whole >= 160, "{needs:?}, then {then:?} of {share}, {step} ms: {served:?}");
+            }
+        }
+    }
+
+    /// A long prompt wants many slots of one group, once in a while or in each step, beside requests that want one of
+    /// each.
+    #[test]
+    fn a_long_prompt_leaves_short_requests_their_slots() {
+        for (needs, every, share) in [([32, 1], 75, 80), ([32, 1], 75, 128), ([1, 32], 75, 128), ([10, 1], 1, 80)] {
+            for stops_at_gap in [false, true] {
+                let rest = Model::new(&needs, 20, 1);
+                let served = Model { share, every, stops_at_gap, decodes: 8, ..rest }.run();
+                assert!(served.whole >= 190, "{needs:?} each {every} steps, {share} slots: {served:?}");
             }
         }
     }
