@@ -10,7 +10,7 @@ use forebay_sim::read::{Hints, read};
 use forebay_sim::replay::{Setup, Ssd, store_batch};
 use forebay_sim::rounds::{Order, Rounds};
 use forebay_sim::simulate::SsdAdmission;
-use forebay_sim::trace::{ASSUMED_BLOCK_BYTES, Shape, Trace, merge};
+use forebay_sim::trace::{ASSUMED_BLOCK_BYTES, Shape, Trace, followed_by, merge};
 use forebay_sim::{policy, replay};
 
 #[derive(Parser)]
@@ -256,17 +256,6 @@ fn requests_until(trace: &Trace, blocks: u64) -> usize {
         is_before
     };
     trace.requests().take_while(is_before).count()
-}
-
-/// The requests of one trace, then those of the other, over blocks of their own.
-fn followed_by(first: &Trace, then: &Trace) -> Trace {
-    let mut both = first.clone();
-    let offset = both.unique() as u32;
-    for request in then.requests() {
-        let blocks: Vec<u32> = request.blocks.iter().map(|block| block + offset).collect();
-        both.push(both.len() as u64 + request.at_us, request.namespace, &blocks);
-    }
-    both
 }
 
 fn after(first: &Trace, then: &Trace) -> Trace {

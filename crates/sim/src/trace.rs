@@ -163,6 +163,17 @@ impl Trace {
     }
 }
 
+/// The requests of one trace, then those of the other, over blocks of their own.
+pub fn followed_by(first: &Trace, then: &Trace) -> Trace {
+    let mut both = first.clone();
+    let offset = both.unique() as u32;
+    for request in then.requests() {
+        let blocks: Vec<u32> = request.blocks.iter().map(|block| block + offset).collect();
+        both.push(both.len() as u64 + request.at_us, request.namespace, &blocks);
+    }
+    both
+}
+
 /// All of `traces` as one, in order of time. The namespaces of each are numbered after those of the previous one.
 pub fn merge(traces: &[Trace]) -> Trace {
     let name = traces.iter().map(|trace| trace.name.as_str()).collect::<Vec<_>>().join("+");

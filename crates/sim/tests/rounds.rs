@@ -6,7 +6,7 @@ use forebay_sim::bounds::{NextUses, opt_hit_bytes};
 use forebay_sim::policy::by_name;
 use forebay_sim::replay::{Setup, Ssd, store_batch};
 use forebay_sim::rounds::{Order, Rounds};
-use forebay_sim::trace::{Shape, Trace};
+use forebay_sim::trace::{Shape, Trace, followed_by};
 use forebay_sim::{Outcome, replay};
 
 /// Shares of the working set.
@@ -176,17 +176,6 @@ fn each_returns_once(requests: usize) -> Trace {
         trace.push(at as u64, 0, &blocks);
     }
     trace
-}
-
-/// The requests of one trace, then those of the other, over blocks of their own.
-fn followed_by(first: &Trace, then: &Trace) -> Trace {
-    let mut both = first.clone();
-    let offset = both.unique() as u32;
-    for request in then.requests() {
-        let blocks: Vec<u32> = request.blocks.iter().map(|block| block + offset).collect();
-        both.push(both.len() as u64 + request.at_us, 0, &blocks);
-    }
-    both
 }
 
 /// A load for one lookup says nothing of the next: what a disk brings up takes the place of nothing that is worth more.

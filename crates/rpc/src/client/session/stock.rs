@@ -293,7 +293,11 @@ impl Reservations {
 }
 
 impl Stock {
+    /// An engine that takes nothing says only that it runs.
     fn want(&mut self, count: usize, most: usize, now: Instant) {
+        if count == 0 {
+            return;
+        }
         let (before, since) = self.step.filter(|(_, since)| now < *since + STEP).unwrap_or((0, now));
         self.step = Some((before + count, since));
         let wanted = (before + count).min(most);
@@ -473,6 +477,17 @@ mod tests {
         }
         fill(&mut reservations, &mut 1000, &mut 1000, &mut now);
         assert_eq!(stocks(&reservations), [100, 100]);
+    }
+
+    /// Beside a step's takes an engine says that it runs, and wants nothing then.
+    #[test]
+    fn what_a_step_wants_counts_from_its_first_slot_on() {
+        let now = Instant::now();
+        let mut stock = Stock::default();
+        for (us, count) in [(0, 0), (1500, 4), (2500, 4), (5000, 1)] {
+            stock.want(count, 64, now + Duration::from_micros(us));
+        }
+        assert_eq!(stock.wanted(now + STEP), 8);
     }
 
     #[test]
