@@ -174,6 +174,24 @@ pub fn followed_by(first: &Trace, then: &Trace) -> Trace {
     both
 }
 
+/// The requests of several traces in turn, one a microsecond. A turn names a trace and goes on with it where its last
+/// turn ended, until it has asked for so many blocks or the trace ends.
+pub fn in_turns(traces: &[Trace], turns: &[(usize, u64)]) -> Trace {
+    let empty = |trace: &Trace| Trace::new(&trace.name, trace.shapes.clone());
+    let mut timed: Vec<Trace> = traces.iter().map(empty).collect();
+    let mut now = 0;
+    for (of, blocks) in turns {
+        let mut asked = 0;
+        while asked < *blocks && timed[*of].len() < traces[*of].len() {
+            let request = traces[*of].request(timed[*of].len());
+            timed[*of].push(now, request.namespace, request.blocks);
+            asked += request.blocks.len() as u64;
+            now += 1;
+        }
+    }
+    merge(&timed)
+}
+
 /// All of `traces` as one, in order of time. The namespaces of each are numbered after those of the previous one.
 pub fn merge(traces: &[Trace]) -> Trace {
     let name = traces.iter().map(|trace| trace.name.as_str()).collect::<Vec<_>>().join("+");

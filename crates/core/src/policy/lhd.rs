@@ -29,7 +29,7 @@
 //! reused tail is as old as that tail or older, and an older fresh tail goes first. So does one that bypasses.
 
 use super::ghosts::{Ghost, Ghosts};
-use super::hit_density::HitDensity;
+use super::hit_density::{HitDensity, Shares};
 use super::lists::{FRESH, Lists, REUSED};
 use super::{Backing, MAX_SCAN, Nodes, Policy, Residents};
 use crate::key::{BlockId, Fingerprint};
@@ -37,7 +37,7 @@ use crate::key::{BlockId, Fingerprint};
 /// Ghosts for each resident block, 5.3 bytes each. With fewer, the policy cannot learn how late blocks come back. Many
 /// more remember useless keys (bench/reports/2026-11-22-policy.md).
 const GHOSTS_PER_BLOCK: usize = 12;
-/// Fewest evictions between two updates. An update costs as much as about 20 evictions.
+/// Fewest evictions between two updates. An update costs as much as about 200 evictions: 330,000 instructions.
 const LEAST_BETWEEN_UPDATES: u32 = 64;
 /// Ghosts that an update looks at: enough that a quarter of an octave in age holds tens of them.
 const SAMPLE: usize = 1536;
@@ -94,6 +94,7 @@ pub struct Lhd {
 struct HitDensities {
     /// By whether the block is known.
     kinds: [HitDensity; 2],
+    shares: Shares,
     backing: Backing,
     recency: Account,
     record: Promises,
@@ -340,24 +341,25 @@ impl Lhd {
         self.ghosts.fit(count as usize, GHOSTS_PER_BLOCK);
         let (since, steps) = self.pace.update(nodes.clock);
         let kinds = &mut self.hit_density.kinds;
-        // Recency has blocks up to this age, and what they are due is not the record's to promise.
-        let due = |kind: &HitDensity, age: u32| kind.due(age.saturating_sub(since).max(count), age.max(count));
-        let came: f64 = kinds.iter().map(|kind| kind.came(count)).sum();
         // A sample of the ghosts that may still come back.
-        let mut due_of_ghosts = 0.0;
-        let stands_for = self.ghosts.sample(SAMPLE, nodes.clock, |ghost| {
+        let mut ghosts = Vec::with_capacity(SAMPLE);
+        let stands_for = self.ghosts.sample(SAMPLE, nodes.clock, |ghost| ghosts.push(ghost));
+        for ghost in ghosts {
             let (kind, age) = (&mut kinds[usize::from(ghost.mark)], nodes.clock.wrapping_sub(ghost.touched));
-            kind.wait(age);
-            due_of_ghosts += due(kind, age);
-        });
-        let (mut due_of_residents, mut seen) = (0.0, 0);
-        for block in self.places.by_ref().take(SAMPLE_OF_SLOTS).filter_map(|place| residents.at(place)) {
-            due_of_residents += due(&kinds[kind(nodes, block)], age(nodes, block));
-            seen += 1;
+            kind.wait(age, stands_for);
+            kind.pass(age, since, stands_for);
         }
-        due_of_residents *= f64::from(count) / f64::from(seen.max(1));
-        self.hit_density.record.learn(due_of_ghosts * stands_for + due_of_residents, came, count.into(), nodes.clock);
-        kinds.iter_mut().for_each(|kind| kind.learn(stands_for, steps));
+        let places = self.places.by_ref().take(SAMPLE_OF_SLOTS);
+        let blocks: Vec<BlockId> = places.filter_map(|place| residents.at(place)).collect();
+        let stands_for = f64::from(count) / blocks.len().max(1) as f64;
+        blocks.iter().for_each(|block| kinds[kind(nodes, *block)].pass(age(nodes, *block), since, stands_for));
+        // Recency has blocks up to this age, and what they are due is not the record's to promise.
+        let due = kinds.iter().map(|kind| kind.due(count)).sum();
+        let came = kinds.iter().map(|kind| kind.came(count)).sum();
+        self.hit_density.record.learn(due, came, count.into(), nodes.clock);
+        self.hit_density.shares.learn(kinds, count);
+        let shares = &self.hit_density.shares;
+        kinds.iter_mut().for_each(|kind| kind.learn(steps, shares));
     }
 }
 

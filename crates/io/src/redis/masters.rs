@@ -5,6 +5,7 @@
 //! names, if at least one of them can be believed.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::thread;
 
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
@@ -168,11 +169,22 @@ pub(super) fn masters(settings: &Settings) -> Result<Masters> {
     }
 }
 
+/// Asks all servers at the same time; one after another where the system starts no more threads.
 pub(super) fn at_once<A: Send, T: Send>(servers: impl IntoIterator<Item = A>, ask: impl Fn(A) -> T + Sync) -> Vec<T> {
+    let servers: Vec<_> = servers.into_iter().map(|server| Mutex::new(Some(server))).collect();
+    let take = |server: &Mutex<Option<A>>| server.lock().ok()?.take();
+    let ask = &|server| ask(take(server).expect("each server is asked once"));
     thread::scope(|scope| {
-        let ask = &ask;
-        let asked: Vec<_> = servers.into_iter().map(|server| scope.spawn(move || ask(server))).collect();
-        asked.into_iter().map(|thread| thread.join().expect("a question does not panic")).collect()
+        let start = |server| (server, thread::Builder::new().spawn_scoped(scope, move || ask(server)));
+        let asked: Vec<_> = servers.iter().map(start).collect();
+        let mut answers = Vec::with_capacity(asked.len());
+        for (server, thread) in asked {
+            answers.push(match thread {
+                Ok(thread) => thread.join().expect("a question does not panic"),
+                Err(_) => ask(server),
+            });
+        }
+        answers
     })
 }
 
@@ -247,5 +259,26 @@ fn is_whole(map: &[(u16, u16, Address)]) -> Result<(), String> {
     match has.iter().filter(|has| **has).count() {
         count if count < has.len() => Err(format!("its map has {count} of {SLOTS} slots")),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs itself in a process that can start no thread: its stack would be as large as the address space.
+    #[test]
+    fn servers_are_asked_one_after_another_where_no_thread_can_be_started() {
+        let stack = ["RUST_MIN_STACK", "140737488355328"];
+        if std::env::var(stack[0]).is_ok() {
+            assert!(thread::Builder::new().spawn(|| ()).is_err(), "a thread with a stack of 128 TiB");
+            return assert_eq!(at_once([1, 2, 3], |server| 2 * server), [2, 4, 6]);
+        }
+        let itself = "redis::masters::tests::servers_are_asked_one_after_another_where_no_thread_can_be_started";
+        let mut without_threads = std::process::Command::new(std::env::current_exe().unwrap());
+        let ran = without_threads.args(["--exact", itself, "--test-threads=1"]).env(stack[0], stack[1]).output();
+        let ran = ran.unwrap();
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&ran.stderr));
     }
 }
