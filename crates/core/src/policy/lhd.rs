@@ -37,7 +37,7 @@ use crate::key::{BlockId, Fingerprint};
 /// Ghosts for each resident block, 5.3 bytes each. With fewer, the policy cannot learn how late blocks come back. Many
 /// more remember useless keys (bench/reports/2026-11-22-policy.md).
 const GHOSTS_PER_BLOCK: usize = 12;
-/// Fewest evictions between two updates. An update costs as much as about 200 evictions: 330,000 instructions.
+/// Fewest evictions between two updates. An update costs as much as about 200 evictions: 350,000 instructions.
 const LEAST_BETWEEN_UPDATES: u32 = 64;
 /// Ghosts that an update looks at: enough that a quarter of an octave in age holds tens of them.
 const SAMPLE: usize = 1536;
