@@ -136,13 +136,14 @@ impl HitDensity {
 
     /// Makes the hit densities anew from all counts, and lets old evidence fade. A block that waits has faded since it
     /// was last used, as what was counted then has, or blocks that never come back would outweigh those that do.
-    /// `steps` of the clock lie between two updates.
+    /// `steps` of the clock lie between two updates. No memory keeps more than the longest, or a short one would become
+    /// the longest where hits come seldom and many at once.
     pub fn learn(&mut self, steps: f64, shares: &Shares) {
         for (nth, (memory, keep)) in self.memories.iter_mut().zip(KEEP).enumerate() {
             add(&mut memory.hits, &self.hits);
             add(&mut memory.aged_out, &self.aged_out);
+            let keep = if nth == 0 { keep } else { (1.0 - (1.0 - keep) * shares.pace).min(HitDensity::KEEP) };
             memory.learn(&self.waiting, &weights(keep, steps));
-            let keep = if nth == 0 { keep } else { 1.0 - (1.0 - keep) * shares.pace };
             memory.hits.iter_mut().chain(&mut memory.aged_out).for_each(|count| *count *= keep);
         }
         let shares = shares.of_all();
@@ -407,7 +408,9 @@ mod tests {
             hit_density[0].learn(1000.0, &shares);
         }
         assert!(shares.posterior.iter().all(|share| (0.3..0.4).contains(share)), "{:?}", shares.posterior);
-        assert!(shares.of_all()[0] > LEAST_OF_LONGEST);
+        let kept = |nth: usize| hit_density[0].memories[nth].hits.iter().sum::<f64>();
+        assert!(kept(2) > 50.0, "the shortest keeps the hits from before: {}", kept(2));
+        assert!(kept(2) < kept(1) && kept(1) < kept(0), "none remembers more than a longer one");
     }
 
     #[test]
