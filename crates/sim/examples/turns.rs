@@ -13,7 +13,7 @@ use forebay_core::tiers::Admission;
 use forebay_sim::read::{Hints, read};
 use forebay_sim::replay::{Setup, Ssd, store_batch};
 use forebay_sim::rounds::{Order, Rounds};
-use forebay_sim::trace::{ASSUMED_BLOCK_BYTES, Shape, Trace, in_turns};
+use forebay_sim::trace::{ASSUMED_BLOCK_BYTES, Shape, Trace, in_turns, mix};
 use forebay_sim::{policy, replay};
 
 #[derive(Parser)]
@@ -62,15 +62,14 @@ struct Case {
     seed: u64,
 }
 
+/// SplitMix64.
 struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
+        let drawn = mix(self.0);
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        drawn
     }
 
     fn below(&mut self, end: usize) -> usize {
