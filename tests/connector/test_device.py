@@ -310,6 +310,52 @@ def test_what_a_gpu_computes_comes_back_through_the_pool(
     wait_until("nothing is left open", lambda: driver.open() == gpu.before, SECONDS)
 
 
+def test_a_block_whose_layers_lie_side_by_side_is_one_page(
+    driver: Driver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(driver, daemon, monkeypatch, pages=(sum(PAGES),))
+    there_and_back(gpu)
+    assert gpu.engine.report()["trouble"] is None
+    gpu.close()
+
+
+def test_a_pool_that_grows_keeps_its_registration_and_the_engine_goes_on(
+    driver: Driver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(driver, daemon, monkeypatch)
+    there_and_back(gpu)
+    gpu.wait_registered()
+    before = gpu.engine.report()
+    assert before["registered_bytes"] == 64 << 20
+    daemon.kill()
+    daemon.capacity_bytes = 256 << 20
+    daemon.start()
+    least = before["registered_bytes"]
+
+    def has_grown() -> bool:
+        nonlocal least
+        report = gpu.engine.report()
+        least = min(least, report["registered_bytes"])
+        return bool(report["registered_bytes"] == 256 << 20)
+
+    wait_until("all of the larger pool is registered", has_grown, SECONDS)
+    assert least == 64 << 20, "registered memory was given back"
+    gpu.wait_ready()
+    staged = gpu.engine.report()["staged_bytes"]
+    ticket = gpu.session.lookup([(0, _keys(4))])
+    assert ticket.poll(SECONDS)
+    # A daemon that was killed compares what it finds with its checksums first.
+    wait_until("the blocks are verified", lambda: ticket.states(0) == b"\1" * 4, SECONDS)
+    contents = [gpu.block(block) for block in (9, 4, 12, 7)]
+    for block in (1, 2, 3, 5):
+        gpu.compute(block, b"\0" * sum(PAGES))
+    assert gpu.finish(gpu.load(ticket, [1, 2, 3, 5])) == 4 * sum(PAGES)
+    assert [gpu.block(block) for block in (1, 2, 3, 5)] == contents
+    assert gpu.engine.report()["staged_bytes"] == staged
+    gpu.close()
+    wait_until("nothing is left open", lambda: driver.open() == gpu.before, SECONDS)
+
+
 def test_the_kernel_loads_what_is_in_words_once_it_is_asked_for(
     driver: Driver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.request import RequestStatus
 
 RECOMPUTE = {"kv_load_failure_policy": "recompute"}
@@ -185,3 +187,37 @@ def test_a_consumer_is_served(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatc
     assert engine.generate("warm", prompt(1, 100)) == cold
     assert engine.hits["warm"] == 96
     assert not errors
+
+
+class Particular(Sibling):
+    """Needs a layout of its own."""
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str:
+        return "LBHNC"
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "extra", "layout"),
+    [(True, {"gpu_copies": True}, "BLHNC"), (True, {}, "LBHNC"), (False, {"gpu_copies": True}, "LBHNC")]
+    + [(True, {"gpu_copies": "nonsense"}, "LBHNC")],
+)
+def test_layers_side_by_side_are_asked_for_where_a_gpu_is_copied_from(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, extra: dict[str, Any], layout: str
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: has_gpu)
+    config = harness.vllm_config(Shape(extra=extra))
+    config.cache_config.kv_cache_layout = None
+    assert resolve_kv_cache_layout(config, [["LBNHC", "LBHNC", "BLHNC"]]).name == layout
+    config.cache_config.kv_cache_layout = None
+    assert resolve_kv_cache_layout(config, [["LBHNC", "LBNHC"]]).name == "LBHNC", "the backend has no other"
+
+
+def test_beside_another_connector_no_layout_is_asked_for_that_would_end_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
+    particular = SIBLING | {"kv_connector": "Particular"}
+    config = harness.vllm_config(Shape(extra={"gpu_copies": True}, behind=(particular,)))
+    config.cache_config.kv_cache_layout = None
+    assert resolve_kv_cache_layout(config, [["LBNHC", "LBHNC", "BLHNC"]]).name == "LBHNC"

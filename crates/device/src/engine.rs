@@ -22,7 +22,9 @@ pub struct PoolId(pub u32);
 
 /// See the module documentation. Shared between the thread that submits and those that poll or wait.
 pub trait CopyEngine: Send + Sync {
-    /// Makes a pool's data mapping a source and destination of jobs. `Invalid` if it overlaps a tensor.
+    /// Makes a pool's data mapping a source and destination of jobs. A mapping that begins where an attached one does
+    /// is that pool, which has grown: what is registered of it stays registered, and the other may be detached.
+    /// `Invalid` if it overlaps a tensor.
     fn attach_pool(&self, memory: Memory) -> Result<PoolId>;
 
     /// Says that so many bytes at the pool's start have memory by now. A device's engine pins no other memory, which

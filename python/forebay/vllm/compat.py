@@ -113,12 +113,24 @@ def _with_extra(vllm_config: VllmConfig, extra: dict[str, Any]) -> VllmConfig:
     return completed
 
 
-def _callers() -> Iterator[Any]:
-    """The objects whose methods are running in this thread, the innermost first; vLLM passes them to nobody."""
+def _callers(name: str = "self") -> Iterator[Any]:
+    """The objects whose methods are running in this thread, the innermost first; vLLM passes them to nobody. With
+    `"cls"`, the classes whose class methods are running."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        yield frame.f_locals.get("self")
+        yield frame.f_locals.get(name)
         frame = frame.f_back
+
+
+def has_side_by_side_layers(connector: type[KVConnectorBase_V1]) -> bool:
+    """Whether to ask vLLM for a KV cache in which all layers of a block lie side by side: on NVIDIA GPUs, which copy such
+    a block in one piece. Not as a child of `MultiConnector`: it ends the engine if two children ask for different
+    layouts."""
+    from vllm.platforms import current_platform
+
+    asking = (asker for asker in _callers("cls") if isinstance(asker, type))
+    is_alone = all(issubclass(connector, asker) for asker in asking if issubclass(asker, KVConnectorBase_V1))
+    return bool(is_alone and current_platform.is_cuda())
 
 
 def transfers(connector: KVConnectorBase_V1, vllm_config: VllmConfig) -> list[KVTransferConfig]:

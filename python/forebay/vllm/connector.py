@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from forebay.vllm.stores import Shape
     from forebay.vllm.worker import ForebayWorker
 
+# vLLM's name of the layout in which all layers of a block lie side by side.
+SIDE_BY_SIDE = "BLHNC"
+
 # One lookup for the whole prompt, one for partial tails.
 LOOKUPS_PER_MATCH = 2
 
@@ -274,6 +277,18 @@ class ForebayConnector(OffloadingConnector):
     @guarded(nothing)
     def shutdown(self) -> None:
         super().shutdown()
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """vLLM drops a wish that an attention backend cannot fulfil, with a warning."""
+        try:
+            transfer = vllm_config.kv_transfer_config
+            settings, _ = Settings.parse(transfer.kv_connector_extra_config if transfer else {})
+            if settings.gpu_copies and compat.has_side_by_side_layers(cls):
+                return SIDE_BY_SIDE
+        except Exception:  # noqa: BLE001 - no exception reaches the engine; the constructor reports it
+            logger.debug("forebay asks for no layout of its own", exc_info=True)
+        return super().get_required_kvcache_layout(vllm_config)
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> KVConnectorPromMetrics:

@@ -211,6 +211,12 @@ mod tests {
             // SAFETY: the owner is the allocation itself, and nobody else knows its address.
             (unsafe { Memory::new(base, len, (bytes, alive)) }.unwrap(), witness)
         }
+
+        /// The first `len` bytes, as they were mapped before the rest came.
+        pub(crate) fn start(&self, len: u64) -> Memory {
+            // SAFETY: inside this memory, which is kept as the owner.
+            unsafe { Memory::new(self.span(0, len).as_mut_ptr(), len as usize, self.clone()) }.unwrap()
+        }
     }
 
     #[test]

@@ -223,7 +223,7 @@ pub fn registration(driver: Arc<dyn Driver>, ordinal: u32, what: &str, memory: M
     let context = Arc::new(Context::retain(driver, ordinal, START_PATIENCE)?);
     context.adopt()?;
     let bytes = memory.len() as u64;
-    let pool = Pool::new(memory, context.clone(), super::register::REGISTRATION_BYTES);
+    let pool = Pool::new(memory, context.clone(), super::register::REGISTRATION_BYTES, None);
     let start = Instant::now();
     let registered = pool.register_all();
     let took = start.elapsed();

@@ -281,12 +281,15 @@ fn test(
 impl CopyEngine for CudaCopyEngine {
     fn attach_pool(&self, memory: Memory) -> Result<PoolId> {
         let shared = &self.shared;
-        let pool = Arc::new(Pool::new(memory, shared.context.clone(), shared.options.registration_bytes));
-        shared.registrar.add(&pool);
         let mut queue = shared.lock();
+        let starts = queue.pools.values().filter(|pool| pool.is_start_of(&memory));
+        let smaller = starts.max_by_key(|pool| pool.memory().len()).cloned();
+        let pool = Arc::new(Pool::new(memory, shared.context.clone(), shared.options.registration_bytes, smaller));
         let id = PoolId(queue.next_pool);
         queue.next_pool += 1;
-        queue.pools.insert(id, pool);
+        queue.pools.insert(id, pool.clone());
+        drop(queue);
+        shared.registrar.add(&pool);
         Ok(id)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Invariants: a registration lies in one chunk, chunks begin at multiples of their size in the pool, and what this
 //! engine registered it unregisters before the pool is unmapped, the newest first. It relies on no registration of
-//! others. Memory that the daemon has not populated yet is left alone: pinning would populate it with small pages. What
+//! others. A pool that has grown keeps the registrations of the smaller one, in whose last chunk another one then
+//! begins. Memory that the daemon has not populated yet is left alone: pinning would populate it with small pages. What
 //! cannot be registered stays as it is; copies of it go through staging memory.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -24,6 +25,8 @@ const REFUSED: u64 = u64::MAX;
 
 /// A pool's memory with its registrations.
 pub struct Pool {
+    /// The pool before it grew, with the registrations up to its end; the other fields are about what is behind.
+    smaller: Option<Arc<Pool>>,
     memory: Memory,
     context: Arc<Context>,
     chunk_bytes: u64,
@@ -38,17 +41,26 @@ pub struct Pool {
 }
 
 impl Pool {
-    pub fn new(memory: Memory, context: Arc<Context>, chunk_bytes: u64) -> Pool {
-        let chunks = (memory.len() as u64).div_ceil(chunk_bytes);
+    pub fn new(memory: Memory, context: Arc<Context>, chunk_bytes: u64, smaller: Option<Arc<Pool>>) -> Pool {
+        let (start, end) = (smaller.as_ref().map_or(0, |pool| pool.end()), memory.len() as u64);
+        let chunks = end.div_ceil(chunk_bytes) - start / chunk_bytes;
         let parts = (0..chunks).map(|_| AtomicU64::new(0)).collect();
         let wanted = AtomicUsize::new(usize::MAX);
         let populated = AtomicU64::new(0);
-        Pool { memory, context, chunk_bytes, populated, parts, wanted, registered: Mutex::default() }
+        Pool { smaller, memory, context, chunk_bytes, populated, parts, wanted, registered: Mutex::default() }
+    }
+
+    /// Whether the memory begins with all of this pool.
+    pub fn is_start_of(&self, memory: &Memory) -> bool {
+        self.memory.address() == memory.address() && self.memory.len() <= memory.len()
     }
 
     /// Says that so many bytes at its start have memory.
     pub fn populated(&self, bytes: u64) {
         self.populated.fetch_max(bytes, Ordering::AcqRel);
+        if let Some(smaller) = &self.smaller {
+            smaller.populated(bytes);
+        }
     }
 
     pub fn memory(&self) -> &Memory {
@@ -57,35 +69,67 @@ impl Pool {
 
     /// Bytes at and behind `offset` that are in its registration; 0 if it is in none.
     pub fn registered(&self, offset: u64) -> u64 {
-        match self.parts[(offset / self.chunk_bytes) as usize].load(Ordering::Acquire) {
+        if let Some(smaller) = self.smaller_at(offset) {
+            return smaller.registered(offset).min(smaller.end() - offset);
+        }
+        let chunk = self.chunk_at(offset);
+        let (start, bytes) = self.chunk(chunk);
+        match self.parts[chunk].load(Ordering::Acquire) {
             0 | REFUSED => 0,
-            part => part - offset % part,
+            part => (part - (offset - start) % part).min(start + bytes - offset),
         }
     }
 
     /// Bytes up to the next chunk.
     pub fn border(&self, offset: u64) -> u64 {
-        self.chunk_bytes - offset % self.chunk_bytes
+        let chunk = self.chunk_bytes - offset % self.chunk_bytes;
+        self.smaller_at(offset).map_or(chunk, |smaller| chunk.min(smaller.end() - offset))
     }
 
     pub fn registered_bytes(&self) -> u64 {
         let is_registered = |chunk: &usize| ![0, REFUSED].contains(&self.parts[*chunk].load(Ordering::Acquire));
-        (0..self.parts.len()).filter(is_registered).map(|chunk| self.chunk(chunk).1).sum()
+        let own: u64 = (0..self.parts.len()).filter(is_registered).map(|chunk| self.chunk(chunk).1).sum();
+        own + self.smaller.as_ref().map_or(0, |smaller| smaller.registered_bytes())
     }
 
     /// Says that a job touches a chunk that is not registered.
     pub fn want(&self, offset: u64) {
-        self.wanted.store((offset / self.chunk_bytes) as usize, Ordering::Relaxed);
+        match self.smaller_at(offset) {
+            Some(smaller) => smaller.want(offset),
+            None => self.wanted.store(self.chunk_at(offset), Ordering::Relaxed),
+        }
     }
 
-    /// Offset and bytes.
+    /// The pool before it grew, if `offset` was in it.
+    fn smaller_at(&self, offset: u64) -> Option<&Arc<Pool>> {
+        self.smaller.as_ref().filter(|smaller| offset < smaller.end())
+    }
+
+    fn start(&self) -> u64 {
+        self.smaller.as_ref().map_or(0, |smaller| smaller.end())
+    }
+
+    fn end(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    /// Position of the chunk in which `offset` lies.
+    fn chunk_at(&self, offset: u64) -> usize {
+        (offset / self.chunk_bytes - self.start() / self.chunk_bytes) as usize
+    }
+
+    /// Offset and bytes of what this pool registers of a chunk.
     fn chunk(&self, chunk: usize) -> (u64, u64) {
-        let start = chunk as u64 * self.chunk_bytes;
-        (start, self.chunk_bytes.min(self.memory.len() as u64 - start))
+        let first = (self.start() / self.chunk_bytes + chunk as u64) * self.chunk_bytes;
+        let (start, end) = (first.max(self.start()), (first + self.chunk_bytes).min(self.end()));
+        (start, end - start)
     }
 
     /// Registers all of it now, for measurements. `Err` with the refusal that ended it.
     pub fn register_all(&self) -> Result<(), Status> {
+        if let Some(smaller) = &self.smaller {
+            smaller.register_all()?;
+        }
         (0..self.parts.len()).try_for_each(|chunk| self.register(chunk))
     }
 

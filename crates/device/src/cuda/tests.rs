@@ -432,6 +432,88 @@ fn memory_that_somebody_else_has_registered_in_part_is_staged() {
     assert!(rig.engine.report().trouble.unwrap().contains("another part of this process"));
 }
 
+/// A pool of two chunks and a half that has grown to all of `rig`'s memory.
+fn grown(seed: u64, options: CudaOptions) -> Rig {
+    let device = Device::new(seed);
+    let engine = device.engine(options).unwrap();
+    let memory = Memory::anonymous((SLOTS << 12) as usize).unwrap();
+    memory.write(0, &vec![0x11; memory.len()]);
+    let seam = 2 * CHUNK + CHUNK / 2;
+    let smaller = engine.attach_pool(memory.start(seam)).unwrap();
+    engine.populated(smaller, seam);
+    until("the smaller pool is registered", || engine.report().registered_bytes == seam);
+    let before = device.fake.registrations();
+    let mut rig = Rig { engine, device, memory, pool: smaller };
+    // A copy of the smaller pool is under way while it grows.
+    rig.engine.submit(rig.job(1, Direction::Store, &[(3, 9)])).unwrap();
+    rig.pool = rig.engine.attach_pool(rig.memory.clone()).unwrap();
+    rig.engine.detach_pool(smaller).unwrap();
+    assert_eq!(rig.device.fake.registrations(), before);
+    rig.finish(1);
+    assert!(rig.slot(9) == rig.device.block(3));
+    assert_eq!((rig.engine.report().registered_bytes, rig.engine.report().staged_bytes), (seam, 0));
+    rig.engine.submit(rig.job(2, Direction::Store, &[(4, 1), (5, 9)])).unwrap();
+    rig.finish(2);
+    assert!(rig.slot(1) == rig.device.block(4) && rig.slot(9) == rig.device.block(5));
+    assert_eq!(rig.engine.report().staged_bytes, 0, "what was registered is copied at once");
+    rig.engine.submit(rig.job(3, Direction::Store, &[(6, 10)])).unwrap();
+    rig.finish(3);
+    assert!(rig.slot(10) == rig.device.block(6));
+    assert_eq!(rig.engine.report().staged_bytes, BLOCK, "what is new is staged until it is registered");
+    assert!(before.iter().all(|registration| rig.device.fake.registrations().contains(registration)));
+    rig
+}
+
+#[test]
+fn a_pool_that_has_grown_keeps_what_is_registered() {
+    let rig = grown(26, options());
+    let seam = 2 * CHUNK + CHUNK / 2;
+    rig.engine.populated(rig.pool, rig.memory.len() as u64);
+    let rig = rig.wait();
+    let borders: Vec<_> = rig.device.fake.registrations().iter().map(|(address, _)| *address).collect();
+    assert!(borders.contains(&(rig.memory.address() + seam)), "another registration begins where the old one ends");
+    // A slot on both sides of the seam, and schedules over all slots.
+    let across = Item { offset: seam - 2000, group: 0, blocks: 0..1, beside: [0; 2] };
+    let (staged, job) = (rig.engine.report().staged_bytes, rig.job(4, Direction::Store, &[(7, 0)]));
+    rig.engine.submit(Job { items: vec![across], ..job }).unwrap();
+    rig.finish(4);
+    assert!(rig.memory.span(seam - 2000, BLOCK).bytes() == rig.device.block(7));
+    any_schedule(&rig, 26, 12);
+    assert_eq!(rig.engine.report().staged_bytes, staged);
+    rig.engine.detach_pool(rig.pool).unwrap();
+    until("all registrations end with the pool", || rig.device.fake.registrations().is_empty());
+}
+
+#[test]
+fn a_pool_that_has_grown_is_registered_in_smaller_parts_where_it_must() {
+    let rig = grown(27, options());
+    rig.device.fake.fault(Fault::Registration(CHUNK / 4, Status::OUT_OF_MEMORY));
+    rig.engine.populated(rig.pool, rig.memory.len() as u64);
+    let rig = rig.wait();
+    any_schedule(&rig, 27, 12);
+}
+
+#[test]
+fn what_was_not_registered_yet_when_a_pool_grew_is_registered_then() {
+    let rig = Rig::new(28, options());
+    let smaller = Memory::anonymous((SLOTS << 12) as usize).unwrap();
+    let pool = rig.engine.attach_pool(smaller.start(3 * CHUNK)).unwrap();
+    rig.engine.populated(pool, CHUNK);
+    let whole = rig.memory.len() as u64;
+    until("one chunk is registered", || rig.engine.report().registered_bytes == whole + CHUNK);
+    let larger = rig.engine.attach_pool(smaller.start(3 * CHUNK + CHUNK / 2)).unwrap();
+    rig.engine.detach_pool(pool).unwrap();
+    let largest = rig.engine.attach_pool(smaller.clone()).unwrap();
+    rig.engine.detach_pool(larger).unwrap();
+    rig.engine.populated(largest, 2 * CHUNK);
+    until("a chunk of the first pool is registered", || rig.engine.report().registered_bytes == whole + 2 * CHUNK);
+    rig.engine.populated(largest, smaller.len() as u64);
+    until("all is registered", || rig.engine.report().registered_bytes == 2 * whole);
+    assert!(rig.device.fake.registrations().iter().all(|(_, bytes)| *bytes <= CHUNK));
+    let rig = Rig { pool: largest, memory: smaller, ..rig };
+    any_schedule(&rig, 28, 12);
+}
+
 #[test]
 fn an_engine_that_may_not_stage_refuses_what_is_not_registered() {
     let rig = Rig::new(10, CudaOptions { stages: false, ..options() });

@@ -29,6 +29,17 @@ impl Generations {
         Ok(Generations { region })
     }
 
+    /// For a worker: its pool may grow to as much as `largest` describes, see [`Generations::grow`].
+    pub fn map_with_room(file: &File, geometry: &Geometry, largest: &Geometry) -> io::Result<Generations> {
+        let (bytes, room) = (generation_bytes(geometry), generation_bytes(largest));
+        Ok(Generations { region: Region::map_with_room(file, 0, bytes, room, Access::Read)? })
+    }
+
+    /// Maps the numbers of the pool's new units too; see [`Region::grow`].
+    pub fn grow(&self, geometry: &Geometry) -> io::Result<()> {
+        self.region.grow(generation_bytes(geometry))
+    }
+
     /// Allocates memory for the numbers of one unit, so that neither a store nor a worker's load can fail.
     pub fn populate_unit(&self, geometry: &Geometry, unit: u32) -> io::Result<()> {
         let bytes = geometry.pages_per_unit() as usize * 4;

@@ -1,8 +1,9 @@
 //! One mapped file, and the only access to its bytes.
 //!
-//! Invariants: the mapping lives as long as the `Region` and is aligned for huge pages. Forked children do not
-//! inherit it and core dumps exclude it. Bytes that another process may change are only copied through raw pointers,
-//! or loaded and stored as atomic words, so no reference to them exists.
+//! Invariants: the mapping lives as long as the `Region` and is aligned for huge pages. It grows at its end alone, so
+//! an address in it stays right. Forked children do not inherit it and core dumps exclude it. Bytes that another
+//! process may change are only copied through raw pointers, or loaded and stored as atomic words, so no reference to
+//! them exists.
 
 #![allow(unsafe_code)]
 
@@ -10,12 +11,14 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Mutex, PoisonError};
 
 use forebay_core::checksum::Checksum;
 use forebay_numa::Kernel;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap, munmap};
 
 use crate::uring::sum_up;
 
@@ -33,7 +36,10 @@ pub(super) enum Access {
 /// See the module documentation.
 pub(super) struct Region {
     base: NonNull<u8>,
-    len: usize,
+    len: AtomicUsize,
+    /// Bytes from the base whose addresses belong to this region: those of whole pages that are mapped, and behind
+    /// them a range that is kept free for growth.
+    room: Mutex<usize>,
     access: Access,
 }
 
@@ -46,22 +52,81 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Maps `len` bytes of `file` from `offset`, shared.
     pub fn map(file: impl AsFd, offset: u64, len: u64, access: Access) -> io::Result<Region> {
+        Region::map_with_room(file, offset, len, 0, access)
+    }
+
+    /// The same, and keeps the addresses behind it free up to `room` bytes from its start, for [`Region::grow`]. It has
+    /// no such room if the system refuses so many addresses.
+    pub fn map_with_room(file: impl AsFd, offset: u64, len: u64, room: u64, access: Access) -> io::Result<Region> {
         let file = file.as_fd();
-        let len = usize::try_from(len).map_err(io::Error::other)?;
+        let whole = |len| usize::try_from(len).map(|len: usize| len.next_multiple_of(rustix::param::page_size()));
+        let (needed, room) = (whole(len).map_err(io::Error::other)?, whole(room.max(len)).map_err(io::Error::other)?);
+        let len = len as usize;
         let align = page_bytes(file)?.max(HUGE_PAGE_BYTES) as usize;
         let protection = match access {
             Access::Read => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        let base = map_aligned(file, offset, len, protection, align)?;
-        let region = Region { base, len, access };
+        let (base, room) = match map_aligned(file, offset, len, room, protection, align) {
+            Err(_) if room > needed => (map_aligned(file, offset, len, needed, protection, align)?, needed),
+            mapped => (mapped?, room),
+        };
+        let region = Region { base, len: AtomicUsize::new(len), room: Mutex::new(room), access };
         region.advise(0..len, Advice::LinuxDontFork)?;
         region.advise(0..len, Advice::LinuxDontDump)?;
         Ok(region)
     }
 
+    /// Maps the file's bytes behind those that are mapped, so that they are `len` together. The file must be as long.
+    /// Errors if there is no room, or the kernel cannot: the region is as it was, and does not grow any more.
+    pub fn grow(&self, len: u64) -> io::Result<()> {
+        self.grow_while(len, || {})
+    }
+
+    /// `meanwhile` is what happens while the addresses belong to nobody.
+    fn grow_while(&self, len: u64, meanwhile: impl FnOnce()) -> io::Result<()> {
+        let page = rustix::param::page_size();
+        let whole = |len: usize| len.next_multiple_of(page);
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let (old, len) = (self.len(), usize::try_from(len).map_err(io::Error::other)?);
+        let (old_end, end) = (whole(old), whole(len));
+        if len < old || end > *room {
+            return Err(Errno::NOMEM.into());
+        }
+        let base = self.as_ptr();
+        let give_up = |room: &mut usize, start: usize| {
+            if start < *room {
+                // SAFETY: behind `start` is this region's own range, in which nothing is mapped that anybody knows of.
+                let _ = unsafe { munmap(base.add(start).cast(), *room - start) };
+            }
+            *room = old_end;
+        };
+        if old_end < end {
+            // SAFETY: this is a part of the range that is kept free, in which nothing is mapped.
+            unsafe { munmap(base.add(old_end).cast(), end - old_end) }?;
+            meanwhile();
+            // SAFETY: the last page is this mapping's. Without leave to move it the kernel extends the mapping where it
+            // is, or not at all: another thread may have mapped something in the gap.
+            let extended =
+                unsafe { mremap(base.add(old_end - page).cast(), page, page + end - old_end, MremapFlags::empty()) };
+            if let Err(error) = extended {
+                give_up(&mut room, end);
+                return Err(error.into());
+            }
+            // Bytes behind the end of a file would raise a signal at the first touch.
+            // SAFETY: the page was just mapped; reading it changes nothing.
+            let last = unsafe { madvise(base.add(end - page).cast(), page, Advice::LinuxPopulateRead) };
+            if let Err(error) = last {
+                give_up(&mut room, old_end);
+                return Err(error.into());
+            }
+        }
+        self.len.store(len, Release);
+        Ok(())
+    }
+
     pub fn len(&self) -> usize {
-        self.len
+        self.len.load(Acquire)
     }
 
     pub fn as_ptr(&self) -> *mut u8 {
@@ -70,7 +135,7 @@ impl Region {
 
     /// Asks for huge pages. A kernel without them refuses, which only affects speed.
     pub fn want_huge_pages(&self) -> bool {
-        self.advise(0..self.len, Advice::LinuxHugepage).is_ok()
+        self.advise(0..self.len(), Advice::LinuxHugepage).is_ok()
     }
 
     /// Allocates and maps every page of `range`, keeping the file's content. If the filesystem is full, a plain touch
@@ -103,14 +168,14 @@ impl Region {
         assert!(self.access == Access::ReadWrite);
         // SAFETY: the base is page-aligned, the length covers the words, and the mapping outlives `&self`. Any other
         // process that maps the file (none, for a table) can only load them.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / 8) }
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len() / 8) }
     }
 
     /// The mapping as half words, which the daemon stores and workers load. In a read-only mapping only relaxed loads
     /// are allowed: on some processors stronger ones may be compiled into stores.
     pub fn half_words(&self) -> &[AtomicU32] {
         // SAFETY: as for `words`.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / 4) }
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len() / 4) }
     }
 
     /// Copies `bytes` to `offset`.
@@ -151,9 +216,9 @@ impl Region {
 
     /// Whether every page of the mapping is in memory, so that touching it allocates nothing.
     pub fn is_resident(&self) -> io::Result<bool> {
-        let mut pages = vec![0u8; self.len.div_ceil(rustix::param::page_size())];
+        let mut pages = vec![0u8; self.len().div_ceil(rustix::param::page_size())];
         // SAFETY: the range is this mapping's, and there is a byte for each of its pages.
-        let rc = unsafe { libc::mincore(self.as_ptr().cast(), self.len, pages.as_mut_ptr()) };
+        let rc = unsafe { libc::mincore(self.as_ptr().cast(), self.len(), pages.as_mut_ptr()) };
         if rc == 0 { Ok(pages.iter().all(|page| page & 1 == 1)) } else { Err(io::Error::last_os_error()) }
     }
 
@@ -184,17 +249,18 @@ impl Region {
 
     fn check(&self, range: &Range<usize>) {
         assert!(
-            range.start <= range.end && range.end <= self.len,
+            range.start <= range.end && range.end <= self.len(),
             "{range:?} is outside the {} bytes mapped",
-            self.len
+            self.len()
         );
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly what `map` left mapped, and nothing borrowed from it outlives `self`.
-        let _ = unsafe { munmap(self.as_ptr().cast(), self.len) };
+        let room = *self.room.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the range is exactly this region's, and nothing borrowed from it outlives `self`.
+        let _ = unsafe { munmap(self.as_ptr().cast(), room) };
     }
 }
 
@@ -207,16 +273,17 @@ fn page_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
 
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 
-/// Maps at a multiple of `align`, inside a longer address range that is reserved for it first.
+/// Maps at a multiple of `align`, inside a longer address range that is reserved for it first. `room` bytes from there
+/// stay reserved, whole pages.
 fn map_aligned(
     file: BorrowedFd<'_>,
     offset: u64,
     len: usize,
+    room: usize,
     protection: ProtFlags,
     align: usize,
 ) -> io::Result<NonNull<u8>> {
-    let page = rustix::param::page_size();
-    let span = len.next_multiple_of(page).checked_add(align).ok_or(Errno::NOMEM)?;
+    let span = room.checked_add(align).ok_or(Errno::NOMEM)?;
     // SAFETY: the kernel chooses the address, so nothing existing is replaced.
     let reserved = unsafe { mmap_anonymous(ptr::null_mut(), span, ProtFlags::empty(), MapFlags::PRIVATE) }? as usize;
     let (base, end) = (reserved.next_multiple_of(align), reserved + span);
@@ -224,7 +291,7 @@ fn map_aligned(
     // SAFETY: the new mapping replaces a part of the range just reserved, which nobody else uses. If it fails the
     // range stays reserved: the kernel may have emptied it, and another thread may use it by now.
     let mapped = unsafe { mmap(base as *mut _, len, protection, flags, file, offset) }?;
-    let kept_end = base + len.next_multiple_of(page);
+    let kept_end = base + room;
     for (start, end) in [(reserved, base), (kept_end, end)] {
         if start < end {
             // SAFETY: this is the rest of the reserved range, before and after the part that is kept.
@@ -237,7 +304,7 @@ fn map_aligned(
 /// The address range of a region as `/proc/self/smaps` writes it.
 pub(super) fn address_range(region: &Region) -> Range<u64> {
     let start = region.as_ptr() as u64;
-    start..start + region.len as u64
+    start..start + region.len() as u64
 }
 
 #[cfg(test)]
@@ -276,6 +343,99 @@ mod tests {
         let start = format!("{:x}-", region.as_ptr() as u64);
         let line = maps.lines().find(|line| line.starts_with(&start)).expect("the region is mapped");
         assert!(line.starts_with(&format!("{start}{:x} ", region.as_ptr() as u64 + 8192)), "{line}");
+    }
+
+    /// Begin and end of what is mapped of the file at the region's addresses, and whether behind it comes a range that
+    /// nobody may touch.
+    fn mapped(region: &Region) -> (Range<u64>, bool) {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let lines = maps.lines().map(|line| {
+            let (range, rest) = line.split_once(' ').unwrap();
+            let (start, end) = range.split_once('-').unwrap();
+            (u64::from_str_radix(start, 16).unwrap()..u64::from_str_radix(end, 16).unwrap(), rest.starts_with("---p"))
+        });
+        let lines: Vec<_> = lines.collect();
+        let start = region.as_ptr() as u64;
+        let (range, _) = lines.iter().find(|(range, _)| range.contains(&start)).expect("the region is mapped");
+        (range.clone(), lines.iter().any(|(other, is_kept)| *is_kept && other.contains(&range.end)))
+    }
+
+    #[test]
+    fn a_region_with_room_grows_where_it_is() {
+        let file = file(2 << 20);
+        let region = Region::map_with_room(&file, 0, 2 << 20, 1 << 40, Access::ReadWrite).unwrap();
+        region.write(7, b"abc");
+        let start = region.as_ptr();
+        for mib in [4u64, 5, 64] {
+            file.set_len(mib << 20).unwrap();
+            region.grow(mib << 20).unwrap();
+            assert_eq!((region.len() as u64, region.as_ptr()), (mib << 20, start));
+            let (range, has_room) = mapped(&region);
+            assert_eq!((range.end, has_room), (start as u64 + (mib << 20), true));
+            region.write((mib << 20) - 3, b"end");
+            let mut bytes = [0; 3];
+            file.read_exact_at(&mut bytes, (mib << 20) - 3).unwrap();
+            assert_eq!(&bytes, b"end");
+        }
+        let mut bytes = [0; 3];
+        region.read(7, &mut bytes);
+        assert_eq!(&bytes, b"abc");
+        let end = start as u64 + (1 << 40) - 1;
+        drop(region);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert!(!maps.contains(&format!("-{:x} ---p", end + 1)), "its addresses are free again");
+    }
+
+    #[test]
+    fn a_region_grows_by_less_than_a_page() {
+        let file = file(4096 + 100);
+        let region = Region::map_with_room(&file, 0, 4096 + 100, 1 << 20, Access::Read).unwrap();
+        file.set_len(3 * 4096 + 8).unwrap();
+        region.grow(4096 + 200).unwrap();
+        assert_eq!(region.half_words().len(), (4096 + 200) / 4);
+        file.write_all_at(&7u32.to_le_bytes(), 3 * 4096 + 4).unwrap();
+        region.grow(3 * 4096 + 8).unwrap();
+        assert_eq!(region.half_words().last().unwrap().load(std::sync::atomic::Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn a_region_that_cannot_grow_stays_as_it_was() {
+        let named = file(2 << 20);
+        named.write_all_at(b"abc", 7).unwrap();
+        let without_room = Region::map(&named, 0, 2 << 20, Access::ReadWrite).unwrap();
+        let file_too_short = Region::map_with_room(&named, 0, 2 << 20, 1 << 30, Access::ReadWrite).unwrap();
+        let too_far = Region::map_with_room(&named, 0, 2 << 20, 4 << 20, Access::ReadWrite).unwrap();
+        let in_the_way = Region::map_with_room(&named, 0, 2 << 20, 1 << 30, Access::ReadWrite).unwrap();
+        let gap = in_the_way.as_ptr() as usize + (3 << 20);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        let take = || {
+            // SAFETY: an address that nobody has now: the kernel would refuse any other.
+            let taken = unsafe { mmap_anonymous(gap as *mut _, 4096, ProtFlags::READ, flags) };
+            assert_eq!(taken.unwrap() as usize, gap);
+        };
+        let nothing: &dyn Fn() = &|| {};
+        for (region, mib, meanwhile) in [
+            (&without_room, 4u64, nothing),
+            (&file_too_short, 4, nothing),
+            (&too_far, 8, nothing),
+            (&in_the_way, 4, &take),
+        ] {
+            region.grow_while(mib << 20, meanwhile).unwrap_err();
+            assert_eq!(region.len(), 2 << 20);
+            let mut bytes = [0; 3];
+            region.read(7, &mut bytes);
+            assert_eq!(&bytes, b"abc");
+        }
+        named.set_len(4 << 20).unwrap();
+        for region in [&without_room, &file_too_short, &in_the_way] {
+            region.grow(4 << 20).unwrap_err();
+            region.grow(2 << 20).unwrap();
+            assert!(!mapped(region).1, "a region without room keeps no addresses");
+        }
+        too_far.grow(4 << 20).unwrap();
+        drop(in_the_way);
+        // SAFETY: the page that was mapped above, which is still there.
+        unsafe { munmap(gap as *mut _, 4096) }.unwrap();
     }
 
     #[test]

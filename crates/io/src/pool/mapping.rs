@@ -2,14 +2,16 @@
 //!
 //! Invariants: the daemon's sizes are checked against the files before anything is mapped, so a wrong description
 //! causes an error and not a signal. The data's descriptor is closed once it is mapped. The mapping alone keeps the
-//! lock that shows the daemon that this worker is alive.
+//! lock that shows the daemon that this worker is alive. A pool that grows keeps its addresses, if the system lets it:
+//! a driver that has registered its memory goes by them.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-use forebay_core::{Error, ErrorKind, Generation, Result, SlotId};
+use forebay_core::{Error, ErrorKind, Generation, PAGE_BYTES, Result, SlotId};
 
 use super::fence::fence_streaming_stores;
 use super::format::*;
@@ -59,14 +61,19 @@ pub struct GeometryDescription {
 pub struct Mapping {
     pool_id: u128,
     geometry: Geometry,
+    files: Arc<Files>,
+}
+
+/// What is mapped of a pool, by all that it has been so far.
+struct Files {
     data: Region,
     generations: Generations,
     birth: File,
 }
 
 impl Mapping {
-    /// Maps the three files and closes the data's descriptor. Pages are mapped on first touch. A pool that has grown
-    /// needs a new `Mapping`.
+    /// Maps the three files and closes the data's descriptor. Pages are mapped on first touch. For [`Mapping::grown`]
+    /// it keeps as many addresses as the host has memory, if the system lets it.
     pub fn new(fds: MapperFds, description: &GeometryDescription) -> Result<Mapping> {
         let GeometryDescription { pool_id, unit_bytes, units } = *description;
         let capacity_bytes = u64::from(units).saturating_mul(unit_bytes);
@@ -78,14 +85,37 @@ impl Mapping {
         check_file("birth", &birth, birth_bytes(&geometry))?;
         let cannot =
             |what| move |error| Error::new(ErrorKind::Io, format!("cannot map the pool's {what}")).source(error);
-        let generations = Generations::map(&generation, &geometry, Access::Read).map_err(cannot("generations"))?;
+        let largest = largest(&geometry);
+        let generations =
+            Generations::map_with_room(&generation, &geometry, &largest).map_err(cannot("generations"))?;
         if generations.pool_id() != Some(pool_id) {
             return Err(Error::invalid("the descriptors and the description are of different pools")
                 .with("pool_id", format!("{pool_id:032x}")));
         }
-        let data = Region::map(&data, 0, geometry.data_bytes(), Access::ReadWrite).map_err(cannot("data"))?;
+        let data = Region::map_with_room(&data, 0, geometry.data_bytes(), largest.data_bytes(), Access::ReadWrite);
+        let data = data.map_err(cannot("data"))?;
         data.want_huge_pages();
-        Ok(Mapping { pool_id, geometry, data, generations, birth })
+        Ok(Mapping { pool_id, geometry, files: Arc::new(Files { data, generations, birth }) })
+    }
+
+    /// The same pool, which has more units now, at the same addresses. `self` stays what it was. Errors with
+    /// `Unsupported` if the system cannot extend the mappings: the pool must be mapped anew.
+    pub fn grown(&self, description: &GeometryDescription) -> Result<Mapping> {
+        let GeometryDescription { pool_id, unit_bytes, units } = *description;
+        if (pool_id, unit_bytes) != (self.pool_id, self.geometry.unit_bytes) || units < self.geometry.units {
+            return Err(Error::invalid("a pool cannot grow into another one")
+                .with("units", units)
+                .with("mapped_units", self.geometry.units));
+        }
+        let geometry = Geometry::new(u64::from(units).saturating_mul(unit_bytes), Some(unit_bytes))?;
+        check_file("birth", &self.files.birth, birth_bytes(&geometry))?;
+        let cannot = |error: io::Error| {
+            Error::new(ErrorKind::Unsupported, "the pool has grown, and cannot be mapped where it was").source(error)
+        };
+        self.files.generations.grow(&geometry).map_err(cannot)?;
+        self.files.data.grow(geometry.data_bytes()).map_err(cannot)?;
+        self.files.data.want_huge_pages();
+        Ok(Mapping { pool_id, geometry, files: self.files.clone() })
     }
 
     /// Drawn when the pool was created; the daemon's description has the same.
@@ -100,27 +130,27 @@ impl Mapping {
 
     /// Whether the daemon gave this pool up. If so, unmap when idle and attach again.
     pub fn is_retired(&self) -> bool {
-        self.generations.is_retired()
+        self.files.generations.is_retired()
     }
 
     /// The owner's number of `slot` at this moment. Call it before a copy, and [`Mapping::is_still`] afterwards.
     pub fn generation(&self, slot: SlotId) -> Generation {
         assert!(slot.0 < self.geometry.pages, "{slot:?} is outside the pool");
-        self.generations.get(slot)
+        self.files.generations.get(slot)
     }
 
     /// Whether the owner's number of `slot` was still this one when this thread made its latest reads. The copy must
     /// have been made by this thread, or by one that reported it after an acquire fence of its own.
     pub fn is_still(&self, slot: SlotId, generation: Generation) -> bool {
         assert!(slot.0 < self.geometry.pages, "{slot:?} is outside the pool");
-        self.generations.is_still(slot, generation)
+        self.files.generations.is_still(slot, generation)
     }
 
     /// Rank `rank`'s slice checksum record (birth record) of `slot`, if there is one. Costs one read of 16 bytes
     /// through the file.
     pub fn birth(&self, slot: SlotId, rank: usize) -> Option<BirthRecord> {
         assert!(slot.0 < self.geometry.pages && rank < MAX_RANKS, "{slot:?} of rank {rank} is not in the pool");
-        read_birth(&self.birth, &self.geometry, slot, rank)
+        read_birth(&self.files.birth, &self.geometry, slot, rank)
     }
 
     /// Records what rank `rank` copied into `slot`. The copy must be complete. If it bypassed the caches, the thread
@@ -133,20 +163,28 @@ impl Mapping {
                 .with("rank", rank));
         }
         fence_streaming_stores();
-        write_birth(&self.birth, &self.geometry, slot, rank, record)
+        write_birth(&self.files.birth, &self.geometry, slot, rank, record)
     }
 
     /// Start of the slots. They are [`Mapping::len`] bytes long and live as long as the mapping. Other processes
     /// write to them, so nobody may form a reference to them.
     pub fn data_ptr(&self) -> *mut u8 {
-        self.data.as_ptr()
+        self.files.data.as_ptr()
     }
 
     /// Bytes of the mapped slots.
     #[allow(clippy::len_without_is_empty, reason = "a mapping must have at least one unit")]
     pub fn len(&self) -> usize {
-        self.data.len()
+        self.geometry.data_bytes() as usize
     }
+}
+
+/// What a pool of these units can grow to: the host's memory, in whole units. At least what it is.
+fn largest(geometry: &Geometry) -> Geometry {
+    let system = rustix::system::sysinfo();
+    let memory_bytes = (system.totalram as u64).saturating_mul(system.mem_unit.into());
+    let bytes = memory_bytes.min(u64::from(u32::MAX) * PAGE_BYTES).max(geometry.data_bytes());
+    Geometry::new(bytes, Some(geometry.unit_bytes)).unwrap_or(*geometry)
 }
 
 /// None also if a worker has cut the file short.

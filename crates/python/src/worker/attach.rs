@@ -120,10 +120,10 @@ fn attach(worker: &Worker, copies: &Copies) -> Result<Attached> {
         copies.map(reply.pool_id, mapping)?;
     } else if held.as_ref() != Some(&reply.pool_id) {
         return Err(Error::new(ErrorKind::Io, "the daemon sent no files of a pool that is not mapped here"));
-    } else if copies.mapped_bytes() != Some(u64::from(reply.units) * reply.unit_bytes) {
+    } else if let Err(error) = copies.grow(&description(&reply)?) {
         // The lock ends with the old mapping, so files of the new size can only come at the next attempt.
         copies.unmap()?;
-        return Err(Error::new(ErrorKind::Unavailable, "the pool has grown and is mapped anew"));
+        return Err(Error::new(ErrorKind::Unavailable, "the pool has grown and is mapped anew").source(error));
     }
     copies.populated(u64::from(reply.populated_units) * reply.unit_bytes);
     copies.trust_births(reply.has_births);

@@ -14,7 +14,7 @@ use forebay_device::{
     After, Completion, CopyEngine, Direction, EngineReport, HostCopyEngine, HostOptions, Item, Job, Outcome, Tensors,
     Until,
 };
-use forebay_io::pool::Mapping;
+use forebay_io::pool::{GeometryDescription, Mapping};
 use forebay_rpc::client::SessionState;
 use forebay_rpc::proto::Held;
 
@@ -133,11 +133,6 @@ impl Copies {
         self.inner().pool.as_ref().map(|pool| pool.id.clone())
     }
 
-    /// Bytes of the mapped pool.
-    pub fn mapped_bytes(&self) -> Option<u64> {
-        self.inner().pool.as_ref().map(|pool| pool.mapping.len() as u64)
-    }
-
     /// Drops the mapping, which ends with its last job.
     pub fn unmap(&self) -> Result<()> {
         let (engine, old) = {
@@ -155,6 +150,16 @@ impl Copies {
         let handle = engine.attach_pool(memory)?;
         let old = self.inner().pool.replace(MappedPool { id, mapping, handle, has_births: false, offsets: None });
         old.map_or(Ok(()), |old| engine.detach_pool(old.handle))
+    }
+
+    /// Maps what the mapped pool has grown by, at the same addresses. Errors if that cannot be, and the pool must be
+    /// mapped anew.
+    pub fn grow(&self, description: &GeometryDescription) -> Result<()> {
+        let Some(pool) = self.inner().pool.clone() else { return Ok(()) };
+        if pool.mapping.geometry().units == description.units {
+            return Ok(());
+        }
+        self.map(pool.id, pool.mapping.grown(description)?)
     }
 
     /// Says that so many bytes at the start of the mapped pool have memory.

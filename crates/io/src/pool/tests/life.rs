@@ -355,6 +355,55 @@ fn growing_keeps_every_block_even_while_workers_map_the_pool() {
 }
 
 #[test]
+fn a_mapping_grows_with_its_pool_where_it_is() {
+    let home = Home::alone();
+    let pool = home.pool(4 * MIB);
+    let mut worker = Mapping::new(pool.mapper_fds(Instance(2), 1).unwrap(), &pool.description()).unwrap();
+    let first = worker.data_ptr();
+    drop(pool);
+    let mut pool = None;
+    for mib in [6, 8, 40] {
+        drop(pool.take());
+        let opened = home.open(mib * MIB);
+        let description = opened.pool.description();
+        let larger = worker.grown(&description).unwrap();
+        assert_eq!((larger.len() as u64, larger.data_ptr()), (mib * MIB, first));
+        let last = SlotId(opened.pool.geometry().pages - 1);
+        opened.pool.populate_unit(opened.pool.geometry().units - 1).unwrap();
+        opened.pool.set_extent(&Extent { first_unit: (mib / 2 - 1) as u32, units: 1, slot_bytes: 4096 }).unwrap();
+        store(&opened.pool, last, 5, 2);
+        assert_eq!(larger.generation(last), Generation(5));
+        let birth = BirthRecord { generation: Generation(5), length: 600, checksum: 6 };
+        larger.write_birth(last, 63, &birth).unwrap();
+        assert_eq!(opened.pool.birth(last, 63), Some(birth));
+        process::poke(&larger, (mib * MIB) as usize - 6, b"worker");
+        let mut seen = [0; 6];
+        opened.pool.read(mib * MIB - 6, &mut seen);
+        assert_eq!(&seen, b"worker");
+        // What it was before has its own bounds, and both keep the lock.
+        assert!((worker.len() as u64) < mib * MIB);
+        assert!(opened.pool.lock_held_rank(Instance(2), 1).unwrap());
+        worker = larger;
+        pool = Some(opened.pool);
+    }
+    let pool = pool.unwrap();
+    let honest = pool.description();
+    for other in [
+        GeometryDescription { pool_id: 1, ..honest },
+        GeometryDescription { unit_bytes: 4 * MIB, ..honest },
+        GeometryDescription { units: 19, ..honest },
+        GeometryDescription { units: 21, ..honest },
+        GeometryDescription { units: u32::MAX, ..honest },
+    ] {
+        let error = worker.grown(&other).err().unwrap_or_else(|| panic!("it grew to {other:?}"));
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
+    worker.grown(&honest).unwrap();
+    drop(worker);
+    assert!(!pool.lock_held_rank(Instance(2), 1).unwrap(), "the lock ends with the last mapping");
+}
+
+#[test]
 fn another_shape_replaces_the_pool_when_nobody_maps_it_and_is_refused_else() {
     let home = Home::new();
     let pool = home.pool(32 * MIB);
