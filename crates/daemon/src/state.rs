@@ -556,9 +556,10 @@ impl State {
         self.wishes.note(workers.filter_map(|worker| worker.numa_node));
     }
 
-    /// Frees an instance that has neither session nor connection, nor a process that maps the pool.
+    /// Frees an instance that has neither session nor connection, nor a process that maps the pool or that a GPU may
+    /// write for.
     pub fn settle_instance(&mut self, instance: Instance) {
-        let is_idle = self.instances.get(instance).is_some_and(|member| member.is_idle());
+        let is_idle = self.instances.get(instance).is_some_and(|member| member.is_idle() && !member.is_leaving());
         if is_idle && !self.is_mapping(instance) {
             self.core.instance_gone(instance);
             self.apply();

@@ -2,5 +2,6 @@
 
 mod backlog;
 mod fuzz;
+mod gpus;
 mod nodes;
 mod simulation;
