@@ -47,9 +47,9 @@ pub struct Member {
     pub looked: Looked,
     /// By rank; an entry lives as long as its attach connection.
     pub workers: BTreeMap<u32, Worker>,
-    /// Processes that had registered the pool's memory with a GPU's driver when their connection ended, and until when
-    /// they are waited for.
-    pub leaving: Vec<(Process, Instant)>,
+    /// By rank: the last process that had registered the pool's memory with a GPU's driver when its connection ended, and
+    /// until when it is waited for.
+    pub leaving: BTreeMap<u32, (Process, Instant)>,
     /// Of its first worker; unknown in an instance of an earlier epoch.
     uid: Option<u32>,
 }
@@ -297,13 +297,13 @@ const KEPT: usize = 4;
 impl Member {
     fn new(identity: Identity, ranks: u32, owner: u128) -> Member {
         let (saved, looked, workers) = (Saved::default(), Looked::default(), BTreeMap::new());
-        Member { identity, ranks, owner, session: None, saved, looked, workers, leaving: Vec::new(), uid: None }
+        Member { identity, ranks, owner, session: None, saved, looked, workers, leaving: BTreeMap::new(), uid: None }
     }
 
     /// Whether a GPU may still write for a process of it.
     pub fn is_leaving(&mut self) -> bool {
         let now = Instant::now();
-        self.leaving.retain(|(process, until)| now < *until && !process.has_ended());
+        self.leaving.retain(|_, (process, until)| now < *until && !process.has_ended());
         !self.leaving.is_empty()
     }
 

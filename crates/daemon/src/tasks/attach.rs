@@ -4,8 +4,8 @@
 //! of its own; their lock shows the daemon, as long as the worker maps the pool, that the worker is there. When all
 //! ranks of an engine have attached, each rank gets the places of its slices; only when all have acknowledged that does
 //! their scheduler get slots. The connection stays open. Its end does not end the mapping; it only means that this rank
-//! must attach again before the scheduler gets new slots. After a worker with a GPU, its process must have ended as well
-//! as its lock.
+//! must attach again before the scheduler gets new slots. Of a worker with a GPU, the process is waited for as well as
+//! the lock.
 
 use std::convert::Infallible;
 use std::os::fd::AsFd;
@@ -265,7 +265,7 @@ impl Drop for Attached {
             }
             let has_gpu = member.workers.remove(&rank).is_some_and(|worker| worker.registered_bytes.is_some());
             if let Some(process) = process.filter(|_| has_gpu) {
-                member.leaving.push((process, Instant::now() + LEAVING));
+                member.leaving.insert(rank, (process, Instant::now() + LEAVING));
             }
             if let Some(session) = &mut member.session {
                 session.was_told_attached = false;

@@ -80,7 +80,7 @@ fn a_worker_with_a_gpu_that_gives_up_its_connection_and_lives_is_waited_for_unti
     assert!(is_there(&daemon, worker.instance));
     daemon.shared.event(|state| {
         let member = state.instances.get(worker.instance).unwrap();
-        let (_, until) = &mut member.leaving[0];
+        let (_, until) = member.leaving.get_mut(&0).unwrap();
         assert!(*until <= Instant::now() + attach::LEAVING);
         *until = Instant::now();
     });
