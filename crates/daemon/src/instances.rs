@@ -47,8 +47,8 @@ pub struct Member {
     pub looked: Looked,
     /// By rank; an entry lives as long as its attach connection.
     pub workers: BTreeMap<u32, Worker>,
-    /// By rank: the last process that had registered the pool's memory with a GPU's driver when its connection ended, and
-    /// until when it is waited for.
+    /// By rank: the last process that had registered the pool's memory with a GPU's driver when its connection ended,
+    /// and until when it is waited for.
     pub leaving: BTreeMap<u32, (Process, Instant)>,
     /// Of its first worker; unknown in an instance of an earlier epoch.
     uid: Option<u32>,

@@ -119,3 +119,34 @@ fn prompts_that_are_asked_twice_outlive_bursts_of_one_time_blocks() {
         assert!(lhd * 100 >= lru * 97, "{pools} pools apart: {lhd} hits, lru {lru}");
     }
 }
+
+/// The same prompts again and again, which together are so many pools long.
+fn again(pools: f64, turnovers: u64) -> Trace {
+    let mut trace = Trace::new("again", vec![Shape { block_tokens: 16, block_bytes: None }]);
+    let prompts = (pools * POOL as f64 / 40.0) as u32;
+    for at in 0..(turnovers * POOL / 40) as u32 {
+        let start = at % prompts * 40;
+        trace.push(at.into(), 0, &(start..start + 40).collect::<Vec<_>>());
+    }
+    trace
+}
+
+/// Nothing is evicted while all blocks fit, so the policy learns all of that time at once when it has ended. One that
+/// counted each of its hits had 0.22 to 0.79 of the hits that a fresh pool has
+/// (bench/reports/2026-11-30-after-all-fitted.md).
+#[test]
+fn a_long_time_in_which_all_fitted_is_not_believed_for_as_long() {
+    let hits = |trace: &Trace| (0..2).map(|salt| hits(trace, "lhd", salt)).sum::<u64>() as f64;
+    for (order, pools) in [(Order::Shuffled, 3.0), (Order::Shuffled, 2.0), (Order::Same, 2.0)] {
+        let later = (rounds(order, pools, 40, 7), 30 * POOL);
+        let fresh = hits(&in_turns(std::slice::from_ref(&later.0), &[(0, later.1)]));
+        for turnovers in [100, 500] {
+            let first = again(0.9, turnovers);
+            let both = in_turns(&[first.clone(), later.0.clone()], &[(0, turnovers * POOL), (1, later.1)]);
+            let share = (hits(&both) - hits(&first)) / fresh;
+            let what = format!("{order:?} over {pools} of the pool after {turnovers} turnovers that fitted");
+            println!("{what}: {share:.3}");
+            assert!(share >= 0.8, "{what}: {share:.3}");
+        }
+    }
+}

@@ -123,6 +123,12 @@ impl HitDensity {
         self.passed[left].iter_mut().for_each(|passed| *passed += count);
     }
 
+    /// Makes what was counted since the last update count for a part of it.
+    pub fn count_as(&mut self, part: f64) {
+        let counted = [&mut self.hits, &mut self.aged_out, &mut self.passed];
+        counted.into_iter().flatten().for_each(|count| *count *= part);
+    }
+
     /// Hits that were due since the last update, of blocks of this age or older, by whole buckets.
     pub fn due(&self, from: u32) -> f64 {
         let from = bucket(from);

@@ -62,6 +62,10 @@ const RECORD_HOLDS: f64 = 3.0;
 /// when one hit is missing for so many residents. With 2 the end of rounds shows up to a turnover later, with 4 the cut
 /// agents trace loses 1 % of its hits (bench/reports/2026-11-27-cliff.md).
 const RESIDENTS_PER_MARGIN: f64 = 3.0;
+/// While all blocks fit, nothing is evicted, and one update may span days. It counts for no more hits, and for no
+/// longer a time, than so many for each resident, or the hits of those days would hide all others for days. With 1 or 2
+/// the results there hardly differ, with 16 they do (bench/reports/2026-11-30-after-all-fitted.md).
+const MOST_OF_A_RESIDENT: f64 = 4.0;
 
 /// The lowest mark bit is the list's. This bit is set in `fresh` if the block is evicted next, and in `reused` if it is
 /// evicted next when a tier has it.
@@ -339,7 +343,8 @@ impl Lhd {
         self.hit_density.recency.residents = count;
         self.evictions_to_update = (count / HitDensity::UPDATES_PER_TURNOVER).max(LEAST_BETWEEN_UPDATES);
         self.ghosts.fit(count as usize, GHOSTS_PER_BLOCK);
-        let (since, steps) = self.pace.update(nodes.clock);
+        let most = MOST_OF_A_RESIDENT * f64::from(count.max(1));
+        let (since, steps) = self.pace.update(nodes.clock, most);
         let kinds = &mut self.hit_density.kinds;
         // A sample of the ghosts that may still come back.
         let mut ghosts = Vec::with_capacity(SAMPLE);
@@ -357,6 +362,10 @@ impl Lhd {
         let due = kinds.iter().map(|kind| kind.due(count)).sum();
         let came = kinds.iter().map(|kind| kind.came(count)).sum();
         self.hit_density.record.learn(due, came, count.into(), nodes.clock);
+        let hits: f64 = kinds.iter().map(|kind| kind.came(0)).sum();
+        if hits > most {
+            kinds.iter_mut().for_each(|kind| kind.count_as(most / hits));
+        }
         self.hit_density.shares.learn(kinds, count);
         let shares = &self.hit_density.shares;
         kinds.iter_mut().for_each(|kind| kind.learn(steps, shares));
@@ -364,10 +373,10 @@ impl Lhd {
 }
 
 impl Pace {
-    /// The steps since the last update, which ends now, and the mean with them.
-    fn update(&mut self, clock: u32) -> (u32, f64) {
+    /// The steps since the last update, which ends now, and the mean with them, of which each is `most` at most.
+    fn update(&mut self, clock: u32, most: f64) -> (u32, f64) {
         let steps = clock.wrapping_sub(std::mem::replace(&mut self.last_update, clock));
-        self.steps = HitDensity::KEEP * self.steps + f64::from(steps);
+        self.steps = HitDensity::KEEP * self.steps + f64::from(steps).min(most);
         self.updates = HitDensity::KEEP * self.updates + 1.0;
         (steps, self.steps / self.updates)
     }
