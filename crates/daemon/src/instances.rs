@@ -5,16 +5,15 @@
 //! processes maps the pool any more; only then can the number be given again. Sessions of clients without workers, and
 //! of engines whose workers are still to come, have no number and hold nothing. The slots that an instance got are
 //! freed in two cases only: its owner (the session that got them) declares what it still holds, or its locks are gone.
-//! If a worker has copied from or to a GPU, its process must be gone too: until then the GPU may go on to write.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_core::hints::HintId;
 use forebay_core::layout::Layout;
 use forebay_core::tiers::TRANSFERS;
 use forebay_core::{Error, ErrorKind, Instance, NamespaceIndex, Result};
-use forebay_io::pool::{MAX_ENGINE_ID_BYTES, Process};
+use forebay_io::pool::MAX_ENGINE_ID_BYTES;
 use forebay_rpc::proto::{RankGroup, SessionEvent};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -47,9 +46,6 @@ pub struct Member {
     pub looked: Looked,
     /// By rank; an entry lives as long as its attach connection.
     pub workers: BTreeMap<u32, Worker>,
-    /// By rank: the last process that had registered the pool's memory with a GPU's driver when its connection ended,
-    /// and until when it is waited for.
-    pub leaving: BTreeMap<u32, (Process, Instant)>,
     /// Of its first worker; unknown in an instance of an earlier epoch.
     uid: Option<u32>,
 }
@@ -297,14 +293,7 @@ const KEPT: usize = 4;
 impl Member {
     fn new(identity: Identity, ranks: u32, owner: u128) -> Member {
         let (saved, looked, workers) = (Saved::default(), Looked::default(), BTreeMap::new());
-        Member { identity, ranks, owner, session: None, saved, looked, workers, leaving: BTreeMap::new(), uid: None }
-    }
-
-    /// Whether a GPU may still write for a process of it.
-    pub fn is_leaving(&mut self) -> bool {
-        let now = Instant::now();
-        self.leaving.retain(|_, (process, until)| now < *until && !process.has_ended());
-        !self.leaving.is_empty()
+        Member { identity, ranks, owner, session: None, saved, looked, workers, uid: None }
     }
 
     /// Makes `owner` the session that slots are given to. Errors with `Unavailable` if another session was the owner:

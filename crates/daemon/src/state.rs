@@ -556,10 +556,9 @@ impl State {
         self.wishes.note(workers.filter_map(|worker| worker.numa_node));
     }
 
-    /// Frees an instance that has neither session nor connection, nor a process that maps the pool or that a GPU may
-    /// write for.
+    /// Frees an instance that has neither session nor connection, nor a process that maps the pool.
     pub fn settle_instance(&mut self, instance: Instance) {
-        let is_idle = self.instances.get(instance).is_some_and(|member| member.is_idle() && !member.is_leaving());
+        let is_idle = self.instances.get(instance).is_some_and(|member| member.is_idle());
         if is_idle && !self.is_mapping(instance) {
             self.core.instance_gone(instance);
             self.apply();

@@ -4,8 +4,7 @@
 //! of its own; their lock shows the daemon, as long as the worker maps the pool, that the worker is there. When all
 //! ranks of an engine have attached, each rank gets the places of its slices; only when all have acknowledged that does
 //! their scheduler get slots. The connection stays open. Its end does not end the mapping; it only means that this rank
-//! must attach again before the scheduler gets new slots. Of a worker with a GPU, the process is waited for as well as
-//! the lock.
+//! must attach again before the scheduler gets new slots.
 
 use std::convert::Infallible;
 use std::os::fd::AsFd;
@@ -15,7 +14,7 @@ use std::time::{Duration, Instant};
 use forebay_core::layout::{GroupLayout, Layout};
 use forebay_core::{Error, ErrorKind, Generation, Instance, Result, SlotId};
 use forebay_io::Seldom;
-use forebay_io::pool::{MapperFds, Process, send_fds};
+use forebay_io::pool::{MapperFds, send_fds};
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::worker_says::Says;
 use forebay_rpc::proto::{AttachReady, AttachReply, AttachRequest, Detached, Held, RankGroup, RankSlice, WorkerSays};
@@ -36,9 +35,6 @@ use crate::turns;
 
 /// Time for each message from the other side: a worker answers at once.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Time for the process of a worker with a GPU to end after its connection. One that only gave up its connection goes
-/// on; it has ended its copies long before.
-pub const LEAVING: Duration = Duration::from_secs(10);
 /// Time for the one message that is written without yielding; the write to a worker never waits.
 const SEND_DEADLINE: Duration = Duration::from_millis(1);
 
@@ -91,8 +87,6 @@ async fn serve(mut stream: UnixStream, place: &Arc<Place>, shared: &Shared) -> R
         instance: welcomed.instance,
         rank: request.rank,
         connection: welcomed.connection,
-        // Where the kernel does not say who it is, its lock alone is waited for.
-        process: Process::peer(&stream).ok(),
     };
     match &welcomed.files {
         Some(files) => write_with(&stream, &welcomed.reply, files)?,
@@ -249,24 +243,18 @@ pub struct Attached {
     pub instance: Instance,
     pub rank: u32,
     pub connection: u64,
-    /// The worker's own.
-    pub process: Option<Process>,
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
         let (instance, rank, connection) = (self.instance, self.rank, self.connection);
-        let process = self.process.take();
         self.shared.event(|state| {
             let Some(member) = state.instances.get(instance) else { return };
             // A later connection of the same rank may have taken its place.
             if member.workers.get(&rank).is_none_or(|worker| worker.connection != connection) {
                 return;
             }
-            let has_gpu = member.workers.remove(&rank).is_some_and(|worker| worker.registered_bytes.is_some());
-            if let Some(process) = process.filter(|_| has_gpu) {
-                member.leaving.insert(rank, (process, Instant::now() + LEAVING));
-            }
+            member.workers.remove(&rank);
             if let Some(session) = &mut member.session {
                 session.was_told_attached = false;
                 session.tell(Event::Detached(Detached { rank }));

@@ -327,10 +327,8 @@ fn attach(daemon: &Daemon, open: &mut Open, body: &[u8]) -> Result<usize, String
     let _guard = daemon.runtime.enter();
     let welcomed = daemon.shared.event(|state| attach::welcome(state, USER, &request, ready)).map_err(said)?;
     let (instance, connection) = (welcomed.instance, welcomed.connection);
-    open.attached.push((
-        Attached { shared: daemon.shared.clone(), instance, rank: request.rank, connection, process: None },
-        all_there,
-    ));
+    open.attached
+        .push((Attached { shared: daemon.shared.clone(), instance, rank: request.rank, connection }, all_there));
     daemon.shared.event(|state| attach::wake_if_all_there(state, instance));
     let mut told = 0;
     for (attached, woken) in &mut open.attached {

@@ -2,6 +2,5 @@
 
 mod backlog;
 mod fuzz;
-mod gpus;
 mod nodes;
 mod simulation;

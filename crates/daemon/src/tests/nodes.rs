@@ -20,7 +20,7 @@ fn worker(daemon: &Daemon, engine_id: &str, rank: u32, numa_node: Option<u32>) -
     };
     let welcomed = daemon.shared.event(|state| attach::welcome(state, USER, &request, mpsc::channel(1).0)).unwrap();
     let (instance, connection) = (welcomed.instance, welcomed.connection);
-    Attached { shared: daemon.shared.clone(), instance, rank, connection, process: None }
+    Attached { shared: daemon.shared.clone(), instance, rank, connection }
 }
 
 #[test]

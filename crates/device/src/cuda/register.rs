@@ -43,6 +43,9 @@ pub struct Pool {
 impl Pool {
     pub fn new(memory: Memory, context: Arc<Context>, chunk_bytes: u64, smaller: Option<Arc<Pool>>) -> Pool {
         let (start, end) = (smaller.as_ref().map_or(0, |pool| pool.end()), memory.len() as u64);
+        if let Some(smaller) = &smaller {
+            smaller.forgive();
+        }
         let chunks = end.div_ceil(chunk_bytes) - start / chunk_bytes;
         let parts = (0..chunks).map(|_| AtomicU64::new(0)).collect();
         let wanted = AtomicUsize::new(usize::MAX);
@@ -65,6 +68,16 @@ impl Pool {
 
     pub fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// What was refused is tried again.
+    fn forgive(&self) {
+        for part in &self.parts {
+            let _ = part.compare_exchange(REFUSED, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        if let Some(smaller) = &self.smaller {
+            smaller.forgive();
+        }
     }
 
     /// Bytes at and behind `offset` that are in its registration; 0 if it is in none.

@@ -494,6 +494,26 @@ fn a_pool_that_has_grown_is_registered_in_smaller_parts_where_it_must() {
 }
 
 #[test]
+fn what_was_refused_is_registered_when_the_pool_has_grown() {
+    let device = Device::new(29);
+    let engine = device.engine(options()).unwrap();
+    let memory = Memory::anonymous((SLOTS << 12) as usize).unwrap();
+    memory.write(0, &vec![0x11; memory.len()]);
+    // The first page of the first chunk is somebody else's for a while.
+    device.fake.register(&memory, 0, 4096).unwrap();
+    let smaller = engine.attach_pool(memory.start(2 * CHUNK)).unwrap();
+    engine.populated(smaller, 2 * CHUNK);
+    until("the other chunk is registered", || engine.report().registered_bytes == CHUNK);
+    device.fake.unregister(memory.address()).unwrap();
+    let pool = engine.attach_pool(memory.clone()).unwrap();
+    engine.detach_pool(smaller).unwrap();
+    engine.populated(pool, memory.len() as u64);
+    let rig = Rig { engine, device, memory, pool }.wait();
+    any_schedule(&rig, 29, 12);
+    assert_eq!(rig.engine.report().staged_bytes, 0);
+}
+
+#[test]
 fn what_was_not_registered_yet_when_a_pool_grew_is_registered_then() {
     let rig = Rig::new(28, options());
     let smaller = Memory::anonymous((SLOTS << 12) as usize).unwrap();

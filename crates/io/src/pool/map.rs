@@ -67,10 +67,11 @@ impl Region {
             Access::Read => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        let (base, room) = match map_aligned(file, offset, len, room, protection, align) {
-            Err(_) if room > needed => (map_aligned(file, offset, len, needed, protection, align)?, needed),
-            mapped => (mapped?, room),
+        let (reserved, room) = match reserve(room, align) {
+            Err(_) if room > needed => (reserve(needed, align)?, needed),
+            reserved => (reserved?, room),
         };
+        let base = map_aligned(file, offset, len, &reserved, room, protection, align)?;
         let region = Region { base, len: AtomicUsize::new(len), room: Mutex::new(room), access };
         region.advise(0..len, Advice::LinuxDontFork)?;
         region.advise(0..len, Advice::LinuxDontDump)?;
@@ -273,31 +274,41 @@ fn page_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
 
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 
-/// Maps at a multiple of `align`, inside a longer address range that is reserved for it first. `room` bytes from there
-/// stay reserved, whole pages.
+/// Addresses for `room` bytes, whole pages, at a multiple of `align`.
+fn reserve(room: usize, align: usize) -> io::Result<Range<usize>> {
+    let span = room.checked_add(align).ok_or(Errno::NOMEM)?;
+    // SAFETY: the kernel chooses the address, so nothing existing is replaced.
+    let start = unsafe { mmap_anonymous(ptr::null_mut(), span, ProtFlags::empty(), MapFlags::PRIVATE) }? as usize;
+    Ok(start..start + span)
+}
+
+/// Maps at a multiple of `align` in the reserved range, of which `room` bytes from there stay reserved.
 fn map_aligned(
     file: BorrowedFd<'_>,
     offset: u64,
     len: usize,
+    reserved: &Range<usize>,
     room: usize,
     protection: ProtFlags,
     align: usize,
 ) -> io::Result<NonNull<u8>> {
-    let span = room.checked_add(align).ok_or(Errno::NOMEM)?;
-    // SAFETY: the kernel chooses the address, so nothing existing is replaced.
-    let reserved = unsafe { mmap_anonymous(ptr::null_mut(), span, ProtFlags::empty(), MapFlags::PRIVATE) }? as usize;
-    let (base, end) = (reserved.next_multiple_of(align), reserved + span);
-    let flags = MapFlags::SHARED | MapFlags::FIXED;
-    // SAFETY: the new mapping replaces a part of the range just reserved, which nobody else uses. If it fails the
-    // range stays reserved: the kernel may have emptied it, and another thread may use it by now.
-    let mapped = unsafe { mmap(base as *mut _, len, protection, flags, file, offset) }?;
-    let kept_end = base + room;
-    for (start, end) in [(reserved, base), (kept_end, end)] {
+    let base = reserved.start.next_multiple_of(align);
+    let unmap = |start: usize, end: usize| {
         if start < end {
-            // SAFETY: this is the rest of the reserved range, before and after the part that is kept.
+            // SAFETY: this is a part of the reserved range in which nothing is mapped.
             let _ = unsafe { munmap(start as *mut _, end - start) };
         }
-    }
+    };
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: the new mapping replaces a part of the range just reserved, which nobody else uses.
+    let mapped = unsafe { mmap(base as *mut _, len, protection, flags, file, offset) };
+    unmap(reserved.start, base);
+    let Ok(mapped) = mapped else {
+        // What was to be mapped stays reserved: the kernel may have emptied it, and another thread may use it by now.
+        unmap(base + len.next_multiple_of(rustix::param::page_size()), reserved.end);
+        return Err(mapped.expect_err("it was not mapped").into());
+    };
+    unmap(base + room, reserved.end);
     Ok(NonNull::new(mapped.cast()).expect("the kernel maps nothing at address zero unasked"))
 }
 
@@ -384,6 +395,24 @@ mod tests {
         drop(region);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         assert!(!maps.contains(&format!("-{:x} ---p", end + 1)), "its addresses are free again");
+    }
+
+    #[test]
+    fn a_mapping_that_is_refused_keeps_no_room() {
+        let named = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        named.as_file().set_len(1 << 20).unwrap();
+        let read_only = File::open(named.path()).unwrap();
+        let reserved = || {
+            let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+            status.split(' ').next().unwrap().parse::<u64>().unwrap() * rustix::param::page_size() as u64
+        };
+        let before = reserved();
+        for _ in 0..10 {
+            let refused = Region::map_with_room(&read_only, 0, 1 << 20, 1 << 40, Access::ReadWrite);
+            assert!(refused.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied));
+        }
+        // Other tests map something too, but none of them half of this.
+        assert!(reserved() < before + (1 << 40) / 2, "{} bytes", reserved() - before);
     }
 
     #[test]

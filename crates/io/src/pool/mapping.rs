@@ -16,7 +16,7 @@ use forebay_core::{Error, ErrorKind, Generation, PAGE_BYTES, Result, SlotId};
 use super::fence::fence_streaming_stores;
 use super::format::*;
 use super::generations::Generations;
-use super::geometry::{Geometry, MAX_RANKS};
+use super::geometry::{Geometry, MAX_RANKS, MAX_UNITS};
 use super::map::{Access, Region};
 
 /// The descriptors that a worker receives from the daemon over the attach socket.
@@ -179,11 +179,16 @@ impl Mapping {
     }
 }
 
-/// What a pool of these units can grow to: the host's memory, in whole units. At least what it is.
+/// What a pool of these units can grow to: the host's memory, in whole units. At least what it is, and no more in a
+/// process whose addresses are limited: it needs them for other things.
 fn largest(geometry: &Geometry) -> Geometry {
+    if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
+        return *geometry;
+    }
     let system = rustix::system::sysinfo();
     let memory_bytes = (system.totalram as u64).saturating_mul(system.mem_unit.into());
-    let bytes = memory_bytes.min(u64::from(u32::MAX) * PAGE_BYTES).max(geometry.data_bytes());
+    let limit_bytes = (u64::from(MAX_UNITS) * geometry.unit_bytes).min(u64::from(u32::MAX) * PAGE_BYTES);
+    let bytes = memory_bytes.min(limit_bytes).max(geometry.data_bytes());
     Geometry::new(bytes, Some(geometry.unit_bytes)).unwrap_or(*geometry)
 }
 
@@ -220,4 +225,24 @@ fn check_file(name: &'static str, file: &File, needed_bytes: u64) -> Result<()> 
             .with("needed_bytes", needed_bytes));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::MIN_UNIT_BYTES;
+
+    #[test]
+    fn there_is_room_for_the_hosts_memory_in_units_of_every_size() {
+        let system = rustix::system::sysinfo();
+        let memory_bytes = system.totalram as u64 * u64::from(system.mem_unit);
+        for unit_bytes in [2 << 20, 64 << 20, 256 << 20] {
+            let small = Geometry::new(4 * unit_bytes, Some(unit_bytes)).unwrap();
+            let all = memory_bytes.min(u64::from(MAX_UNITS) * unit_bytes);
+            let room = largest(&small).data_bytes();
+            assert!(room <= all && room + unit_bytes > all, "{room} of {all} bytes in units of {unit_bytes}");
+        }
+        let whole = Geometry::new(u64::from(MAX_UNITS) * MIN_UNIT_BYTES, Some(MIN_UNIT_BYTES)).unwrap();
+        assert_eq!(largest(&whole), whole, "no less than the pool is, and no more than it can be");
+    }
 }

@@ -54,7 +54,7 @@ mod tests;
 
 pub use cgroup::core_quota;
 pub use config::{HugePages, PoolConfig};
-pub use credentials::{Process, peer_uid};
+pub use credentials::peer_uid;
 pub use directory::check_mount;
 pub use fds::{MAX_FDS, MAX_MESSAGE_BYTES, recv_fds, send_fds};
 pub use format::VERSION as FORMAT_VERSION;

@@ -815,8 +815,7 @@ impl World {
         };
         let shared = self.daemon.as_ref().expect("it answered").shared.clone();
         let instance = welcomed.instance;
-        let connection = welcomed.connection;
-        let connection = Attached { shared, instance, rank: rank as u32, connection, process: None };
+        let connection = Attached { shared, instance, rank: rank as u32, connection: welcomed.connection };
         let worker = &mut self.engines[at].workers[rank];
         (worker.connection, worker.is_placed) = (Some((connection, ready)), false);
         if let Some(files) = welcomed.files {
