@@ -16,6 +16,7 @@ use forebay_numa::Kernel;
 use super::bench as rows;
 use super::driver::{CaptureMode, StreamHandle};
 use super::fake::{Fake, Fault};
+use super::register::REGISTRATION_BYTES;
 use super::*;
 use crate::bench::Random;
 use crate::cuda::driver::Status;
@@ -491,6 +492,28 @@ fn a_pool_that_has_grown_is_registered_in_smaller_parts_where_it_must() {
     rig.engine.populated(rig.pool, rig.memory.len() as u64);
     let rig = rig.wait();
     any_schedule(&rig, 27, 12);
+}
+
+/// The start of an engine does not wait for a pool of any size: what is attached is registered later, in the background.
+#[test]
+fn half_a_terabyte_is_attached_before_any_of_it_is_registered() {
+    let device = Device::new(30);
+    let engine = device.engine(CudaOptions { registration_bytes: REGISTRATION_BYTES, ..options() }).unwrap();
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
+    let (bytes, populated) = (512 << 30, 3 * REGISTRATION_BYTES);
+    file.set_len(bytes).unwrap();
+    let memory = Memory::shared(&file, bytes as usize).unwrap();
+    let begun = Instant::now();
+    let pool = engine.attach_pool(memory.clone()).unwrap();
+    println!("attached after {:?}", begun.elapsed());
+    assert_eq!((engine.report().registered_bytes, engine.report().pool_bytes), (0, bytes));
+    let rig = Rig { engine, device, memory, pool };
+    rig.engine.submit(rig.job(1, Direction::Store, &[(3, 9)])).unwrap();
+    rig.finish(1);
+    assert!(rig.slot(9) == rig.device.block(3));
+    rig.engine.populated(pool, populated + 1);
+    until("what is populated is registered", || rig.engine.report().registered_bytes == populated);
+    assert!(std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap()) < 8192, "the rest stays without memory");
 }
 
 #[test]
