@@ -45,6 +45,7 @@ struct Rig {
 #[derive(Clone)]
 struct Device {
     fake: Arc<Fake>,
+    ordinal: u32,
     pages: [(u64, u64); 2],
     tensors: [Memory; 2],
     compute: StreamHandle,
@@ -57,13 +58,16 @@ impl Device {
 
     fn with(seed: u64, pages: [(u64, u64); 2]) -> Device {
         println!("seed {seed}");
-        let fake = Arc::new(Fake::new(seed));
+        Device::of(Arc::new(Fake::new(seed)), 0, pages)
+    }
+
+    fn of(fake: Arc<Fake>, ordinal: u32, pages: [(u64, u64); 2]) -> Device {
         // The test's thread is the engine's, which has a context of its own.
-        fake.push_current(fake.context(0)).unwrap();
+        fake.push_current(fake.context(ordinal)).unwrap();
         let compute = fake.create_stream(0).unwrap();
         let tensor = |(_, stride)| fake.device_memory(fake.alloc_device(stride * u64::from(ROWS)).unwrap());
         let tensors = pages.map(tensor);
-        Device { fake, pages, tensors, compute }
+        Device { fake, ordinal, pages, tensors, compute }
     }
 
     fn tensors(&self, ordinal: u32) -> Tensors {
@@ -78,7 +82,8 @@ impl Device {
     }
 
     fn engine(&self, options: CudaOptions) -> forebay_core::Result<CudaCopyEngine> {
-        CudaCopyEngine::new(self.fake.clone(), self.tensors(0), options)
+        let options = CudaOptions { ordinal: self.ordinal, ..options };
+        CudaCopyEngine::new(self.fake.clone(), self.tensors(self.ordinal), options)
     }
 
     /// What block `block` holds.
@@ -800,13 +805,30 @@ fn nothing_is_touched_after_a_failed_job_has_ended() {
 }
 
 #[test]
+fn two_devices_of_one_process_copy_beside_each_other() {
+    let first = Device::new(31);
+    let fake = first.fake.clone();
+    thread::scope(|scope| {
+        scope.spawn(|| any_schedule(&Rig::on(first, options()), 31, 12));
+        scope.spawn(|| any_schedule(&Rig::on(Device::of(fake.clone(), 1, PAGES), options()), 32, 12));
+    });
+}
+
+/// Of a fault of a kernel, and of a context that another library of the process has destroyed or reset.
+#[test]
 fn a_lost_device_fails_what_is_in_flight_and_refuses_the_rest() {
+    for status in [Status::ILLEGAL_ADDRESS, Status(709), Status::INVALID_CONTEXT, Status::DEINITIALIZED] {
+        lost(status);
+    }
+}
+
+fn lost(status: Status) {
     let rig = Rig::registered(15);
     rig.device.fake.hold(rig.device.compute, true);
     rig.device.compute(0, vec![1; BLOCK as usize]);
     rig.engine.submit(rig.job(1, Direction::Store, &[(0, 0)])).unwrap();
     rig.engine.submit(rig.job(2, Direction::Load, &[(1, 1)])).unwrap();
-    rig.device.fake.fault(Fault::Lost(Status::ILLEGAL_ADDRESS));
+    rig.device.fake.fault(Fault::Lost(status));
     rig.engine.wait(&[1, 2], Until::Settled, Instant::now() + PATIENCE).unwrap();
     let ends = rig.engine.poll();
     assert!(ends.len() == 2 && ends.iter().all(|end| end.outcomes == [Outcome::Failed]), "{ends:?}");
