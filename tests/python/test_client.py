@@ -62,6 +62,33 @@ def test_blocks_come_back_as_they_were_put(client: Client) -> None:
     assert client.lookup(namespace, 0, tuple(keys)) == [True] * 5
 
 
+@pytest.mark.parametrize("policy", ["default", "lru"])
+@pytest.mark.parametrize("memory_bytes", [16 << 20, 0], ids=["memory", "messages"])
+def test_prompts_that_were_got_are_evicted_from_their_end(policy: str, memory_bytes: int) -> None:
+    size, length = 64 << 10, 64
+    with Daemon(capacity_bytes=64 << 20, pool={"policy": policy}) as daemon:
+        daemon.start()
+        with Client(str(daemon.socket.parent), deadline=20.0, memory_bytes=memory_bytes) as client:
+            names = client.open_namespace({"model": "order"}, {0: size})
+            prompts = [blocks(f"prompt {number}", length, size=size) for number in range(16)]
+            for prompt in prompts:
+                client.put(names, 0, prompt)
+            for prompt in prompts:
+                keys = [key for key, _ in prompt]
+                assert client.get(names, 0, keys) == [data for _, data in prompt]
+            # Less than a prompt, so that a part of one stays.
+            client.put(names, 0, blocks("another", length // 3, size=size))
+            there = ["".join("x" if has else "." for has in found(client, names, prompt)) for prompt in prompts]
+    evicted = sum(states.count(".") for states in there)
+    assert 0 < evicted < len(prompts) * length, there
+    assert all("." not in states.rstrip(".") for states in there), there
+
+
+def found(client: Client, names: int, prompt: list[tuple[bytes, bytes]]) -> list[bool]:
+    """Each block by itself, as a lookup ends at the first that is missing."""
+    return [client.lookup(names, 0, [key])[0] for key, _ in prompt]
+
+
 def test_blocks_may_be_arrays_tensors_and_views(client: Client) -> None:
     namespace = client.open_namespace({"model": "arrays"}, {0: 64})
     keys = hashes("arrays", 4)

@@ -431,6 +431,12 @@ impl State {
         self.core.finish_lookup(lookup)
     }
 
+    /// The same, as [`Core::finish_part`] does.
+    pub fn finish_part(&mut self, session: u64, lookup: Lookup) -> (LeaseId, Vec<BlockId>) {
+        self.count_for(session, &lookup);
+        self.core.finish_part(lookup)
+    }
+
     /// As [`Core::cancel_lookup`] of one that was answered before.
     pub fn cancel_lookup(&mut self, session: u64, lookup: Lookup) {
         self.count_for(session, &lookup);

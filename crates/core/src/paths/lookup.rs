@@ -214,9 +214,33 @@ impl Core {
     }
 
     /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready, nobody wants one, or it was released in a pause.
-    pub fn finish_lookup(&mut self, mut lookup: Lookup) -> LeaseId {
-        self.leases.set_aside_bytes -= lookup.set_aside;
+    pub fn finish_lookup(&mut self, lookup: Lookup) -> LeaseId {
         self.touch_found(&lookup);
+        self.end_lookup(lookup)
+    }
+
+    /// Ends one of several lookups that are one use together. [`Core::note_use`] is to follow, with what all of them
+    /// found.
+    pub fn finish_part(&mut self, lookup: Lookup) -> (LeaseId, Vec<BlockId>) {
+        let found = lookup.found.clone();
+        (self.end_lookup(lookup), found)
+    }
+
+    /// Blocks were used together; in prefix order. At most [`Core::MAX_KEYS_PER_EVENT`]; the end of a longer prompt
+    /// comes first.
+    pub fn note_use(&mut self, blocks: &[BlockId]) {
+        self.add_touches(blocks.iter().rev().copied(), blocks.len());
+    }
+
+    fn add_touches(&mut self, blocks: impl Iterator<Item = BlockId>, count: usize) {
+        self.cache.add_touches(blocks);
+        if self.cache.waiting_touches() > Core::MAX_TOUCHES {
+            self.settle(count);
+        }
+    }
+
+    fn end_lookup(&mut self, mut lookup: Lookup) -> LeaseId {
+        self.leases.set_aside_bytes -= lookup.set_aside;
         self.count(&lookup);
         match (lookup.instance, lookup.lease) {
             (Some(_), Some(lease)) => self.extend(lease, lookup.found.split_off(lookup.leased)),
@@ -310,14 +334,11 @@ impl Core {
     fn touch_found(&mut self, lookup: &Lookup) {
         let found = &lookup.found;
         if lookup.ends().is_sorted() {
-            self.cache.add_touches(found.iter().rev().copied());
+            self.add_touches(found.iter().rev().copied(), found.len());
         } else {
             let mut order: Vec<(u64, BlockId)> = lookup.ends().zip(found.iter().copied()).collect();
             order.sort_by_key(|(end, _)| Reverse(*end));
-            self.cache.add_touches(order.into_iter().map(|(_, block)| block));
-        }
-        if self.cache.waiting_touches() > Core::MAX_TOUCHES {
-            self.settle(found.len());
+            self.add_touches(order.into_iter().map(|(_, block)| block), found.len());
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::key::BlockHash;
+use forebay_core::key::{BlockHash, BlockId};
 use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
 use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome as Outcome;
@@ -268,6 +268,8 @@ struct Getting {
     size: usize,
     hits: usize,
     has_gap: bool,
+    /// The blocks that were copied, in the order of their keys.
+    used: Vec<BlockId>,
 }
 
 impl Getting {
@@ -283,8 +285,8 @@ impl Getting {
         }
         let patience = Patience::new(shared.lock().tiers.longest_deadline());
         let reply = GetReply::default();
-        let (at, size, hits, has_gap) = (0, 0, 0, false);
-        Ok(Getting { start, request, group, hash_bytes, length, lent, at, patience, reply, size, hits, has_gap })
+        let (at, size, hits, has_gap, used) = (0, 0, 0, false, Vec::new());
+        Ok(Getting { start, request, group, hash_bytes, length, lent, at, patience, reply, size, hits, has_gap, used })
     }
 
     fn count(&self) -> usize {
@@ -358,12 +360,18 @@ impl Getting {
             }
             self.at += 1;
         }
+        // The last key first, as of a lookup: to note each use when its block is copied would evict prompts from their
+        // start.
+        for used in self.used.rchunks(Core::MAX_KEYS_PER_EVENT) {
+            shared.event(|state| state.core.note_use(used));
+        }
         note_seen(shared, &self.request, self.group, self.hash_bytes, self.hits, self.start);
         Ok(true)
     }
 
     fn take(&mut self, shared: &Shared, found: &Pinned) -> Result<()> {
         self.hits += usize::from(!self.has_gap);
+        self.used.push(found.block);
         let in_message = if self.lent.is_some() { 16 } else { found.length as usize + self.hash_bytes + 16 };
         self.size += in_message;
         if self.size > MAX_MESSAGE_BYTES {
@@ -475,6 +483,8 @@ impl Patience {
 /// Under a lease of the daemon.
 pub struct Pinned {
     lease: LeaseId,
+    /// Whose use is to be noted at the end of the call.
+    block: BlockId,
     pub at: (SlotId, Generation),
     pub length: u64,
     /// As the table had it when the block was found; a purge meanwhile takes it from the table, not from its reader.
@@ -488,8 +498,8 @@ pub enum Looked {
     NotYet,
 }
 
-/// One look at one key, for a lease of its own. With `is_last` a block that is not there yet is absent. However often a
-/// call looks, the key counts once, with the last answer.
+/// One look at one key, for a lease of its own, which notes no use. With `is_last` a block that is not there yet is
+/// absent. However often a call looks, the key counts once, with the last answer.
 pub fn look(
     state: &mut State,
     request: &GetRequest,
@@ -505,12 +515,19 @@ pub fn look(
         state.core.cancel_lookup(lookup);
         return Ok(Looked::NotYet);
     }
-    let lease = state.finish_lookup(request.session, lookup);
-    let at = answer.slots.first().zip(answer.generations.first());
-    Ok(at.map_or(Looked::Absent, |(slot, generation)| {
+    let (lease, used) = state.finish_part(request.session, lookup);
+    let found = answer.slots.first().zip(answer.generations.first()).zip(used.first());
+    Ok(found.map_or(Looked::Absent, |((slot, generation), block)| {
         let at = (SlotId(*slot), Generation(*generation));
         let checksum = state.table.pool().entry(at.0, at.1).map(|entry| entry.checksum);
-        Looked::Found(Pinned { lease, at, length, checksum, is_of_trial: state.core.is_trial(namespace) })
+        Looked::Found(Pinned {
+            lease,
+            block: *block,
+            at,
+            length,
+            checksum,
+            is_of_trial: state.core.is_trial(namespace),
+        })
     }))
 }
 
