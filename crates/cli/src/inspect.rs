@@ -151,6 +151,9 @@ fn pool(reply: &InspectReply) -> String {
         None => size(bytes),
     };
     sizes.into_iter().for_each(|(name, bytes)| table.row([name.to_string(), shown(name, bytes)]));
+    if !reply.policy.is_empty() {
+        table.row(["policy".to_string(), escaped(&reply.policy)]);
+    }
     if !reply.nodes.is_empty() {
         table.row(["nodes".to_string(), nodes(&reply.nodes)]);
     }
@@ -384,6 +387,7 @@ fn to_json(reply: &InspectReply) -> Value {
     json!({
         "version": reply.version,
         "revision": reply.revision,
+        "policy": reply.policy,
         "uptime_seconds": reply.uptime_seconds,
         "keys": reply.keys,
         "hits": reply.hits,
@@ -645,6 +649,7 @@ mod tests {
             saved_prefill_us: 89_000_000,
             version: "0.1.0".to_string(),
             revision: "0123456789ab".to_string(),
+            policy: "default".to_string(),
             core_wait_us: 0,
             core_quota: 0.0,
             runs: 0,

@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use crate::output::print;
 
 pub fn run(arguments: &Simulate) -> Result<(), Failure> {
+    forebay_sim::check(&arguments.simulation).map_err(Failure::Usage)?;
     let mut progress: Box<dyn Write> = match io::stderr().is_terminal() {
         true => Box::new(io::stderr()),
         false => Box::new(io::sink()),

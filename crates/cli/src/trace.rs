@@ -91,8 +91,8 @@ async fn record(
         };
         let recorded = match message {
             Ok(Some(recorded)) => recorded,
-            // What was recorded until the daemon ended is a whole trace.
-            Ok(None) | Err(_) => return Ok(Ok(())),
+            // What was recorded until the daemon ended is a whole trace, and shorter than was asked for.
+            Ok(None) | Err(_) => return Err(gone()),
         };
         match recorder.write(&recorded) {
             Ok(true) => {}
@@ -100,6 +100,11 @@ async fn record(
             Err(error) => return Ok(Err(error)),
         }
     }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Unavailable, "the daemon has ended, and the recording with it")
+        .hint("the lines that are in the file are whole; start the command again, with another file, for more")
 }
 
 fn failed(path: &Path, error: std::io::Error) -> Error {

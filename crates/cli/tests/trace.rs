@@ -126,6 +126,23 @@ fn a_daemon_that_stands_still_while_it_is_recorded_ends_the_recording_with_a_hin
 }
 
 #[test]
+fn a_daemon_that_ends_while_it_is_recorded_ends_the_recording_with_an_error() {
+    let (place, home) = (Place::new(), tempfile::tempdir().expect("a directory"));
+    for signal in [Signal::TERM, Signal::KILL] {
+        let daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB"]);
+        let recording = Recording::start(&place, home.path(), &["--seconds", "600"]);
+        look_up(&place, 1);
+        wait_for_lookups_in(&recording.file);
+        kill_process(Pid::from_raw(daemon.pid()).expect("it runs"), signal).expect("it runs");
+        let (answer, text) = recording.end();
+        let is_told = answer.err.contains("error: the daemon has ended") && answer.err.contains("\nhint: ");
+        assert!(answer.code == 1 && is_told, "{signal:?}: {answer:?}");
+        assert!(answer.out.starts_with("40 lookups were recorded"), "{signal:?}: {answer:?}");
+        assert_eq!(text.lines().count() as u64, LOOKUPS + 1, "{signal:?}");
+    }
+}
+
+#[test]
 fn a_file_that_takes_no_more_ends_with_a_whole_line() {
     let (place, home) = (Place::new(), tempfile::tempdir().expect("a directory"));
     let _daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB"]);

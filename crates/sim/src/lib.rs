@@ -24,5 +24,5 @@ pub mod table;
 pub mod trace;
 
 pub use replay::{Outcome, Setup, replay};
-pub use simulate::{Arguments, Row, simulate};
+pub use simulate::{Arguments, Row, check, simulate};
 pub use trace::{Request, Trace, merge};

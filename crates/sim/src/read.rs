@@ -83,6 +83,9 @@ impl<R: Read> Read for Decoded<R> {
     }
 }
 
+const HEADER: &str = "a header looks like \
+                      `{\"forebay_trace\": 1, \"namespaces\": [{\"block_tokens\": 16, \"block_bytes\": 2097152}]}`";
+
 /// Reads a trace from plain text.
 pub fn read_lines(name: &str, mut input: impl BufRead, hints: Hints) -> Result<Trace> {
     let mut reading =
@@ -102,7 +105,8 @@ pub fn read_lines(name: &str, mut input: impl BufRead, hints: Hints) -> Result<T
             .hint("record one while engines ask the daemon: `forebay trace record FILE`"));
     }
     if reading.trace.accesses() == 0 {
-        return Err(Error::invalid("the trace asks for no blocks"));
+        return Err(Error::invalid("the trace asks for no blocks")
+            .hint("each request must list its blocks, in `keys` or `hash_ids`"));
     }
     Ok(reading.trace)
 }
@@ -177,11 +181,15 @@ impl Reading {
             return Err(error.hint("use the forebay that recorded it"));
         }
         let namespaces = namespaces.unwrap_or_default();
-        if namespaces.is_empty() || namespaces.iter().any(|n| n.block_tokens == 0) {
-            return Err(Error::invalid("a header has `namespaces`, and their blocks have tokens"));
+        if namespaces.is_empty() {
+            return Err(Error::invalid("a header names no namespaces").hint(HEADER));
         }
-        if namespaces.iter().any(|n| !(1..=Layout::MAX_BLOCK_BYTES).contains(&n.block_bytes)) {
-            return Err(Error::invalid("blocks have 1 byte to 512 MiB").with("header", "namespaces"));
+        if namespaces.iter().any(|n| n.block_tokens == 0) {
+            return Err(Error::invalid("a block must have at least one token").with("block_tokens", 0).hint(HEADER));
+        }
+        if let Some(n) = namespaces.iter().find(|n| !(1..=Layout::MAX_BLOCK_BYTES).contains(&n.block_bytes)) {
+            let error = Error::invalid("a block must have 1 byte to 512 MiB").with("block_bytes", n.block_bytes);
+            return Err(error.hint(HEADER));
         }
         let shape = |n: &Described| Shape { block_tokens: n.block_tokens, block_bytes: Some(n.block_bytes) };
         self.trace.shapes.extend(namespaces.iter().map(shape));
@@ -190,12 +198,18 @@ impl Reading {
 
     fn recorded(&mut self, at_us: u64, namespace: u16, keys: &[String]) -> Result<()> {
         if usize::from(namespace) >= self.trace.shapes.len() {
-            return Err(Error::invalid("the header names no such namespace").with("namespace", namespace));
+            return Err(Error::invalid("the header names no such namespace")
+                .with("namespace", namespace)
+                .hint("namespaces are numbered from 0, in the order in which the headers before this line name them"));
         }
         let parse = |key: &String| {
             let is_hex = (1..=32).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_hexdigit());
             let value = is_hex.then(|| u128::from_str_radix(key, 16).ok()).flatten();
-            value.ok_or_else(|| Error::invalid("a key is 1 to 32 hexadecimal digits"))
+            value.ok_or_else(|| {
+                Error::invalid("a key is 1 to 32 hexadecimal digits")
+                    .with("key", key)
+                    .hint("write each block's hash as hexadecimal digits, in quotes; the first 32 of them are enough")
+            })
         };
         let ids = keys.iter().map(parse).collect::<Result<Vec<u128>>>()?;
         self.add(at_us, namespace, &ids)
@@ -281,6 +295,18 @@ mod tests {
             let header =
                 format!("{{\"forebay_trace\":1,\"namespaces\":[{{\"block_tokens\":16,\"block_bytes\":{bytes}}}]}}");
             assert!(error(&header).contains("1 byte to 512 MiB"));
+        }
+        let header = |more: &str| format!("{{\"forebay_trace\":1,\"namespaces\":[{more}]}}\n");
+        let own = header("{\"block_tokens\":16,\"block_bytes\":4096}");
+        for bad in [
+            header(""),
+            header("{\"block_tokens\":0,\"block_bytes\":4096}"),
+            header("{\"block_tokens\":16,\"block_bytes\":0}"),
+            format!("{own}{{\"at_us\": 6, \"namespace\": 3, \"keys\": [\"00\"]}}"),
+            format!("{own}{{\"at_us\": 6, \"keys\": [\"zz\"]}}"),
+            format!("{own}{{\"at_us\": 6, \"keys\": []}}"),
+        ] {
+            assert!(parse(&bad).unwrap_err().hint_text().is_some(), "{bad} is refused without a hint");
         }
         assert!(error("{\"forebay_trace\":2}").contains("newer format"));
     }

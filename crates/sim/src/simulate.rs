@@ -183,13 +183,21 @@ impl Row {
     }
 }
 
-/// Runs the whole simulation; long ones report to `progress` about every second. Writes the plot if requested.
-pub fn simulate(arguments: &Arguments, progress: &mut dyn Write) -> Result<Vec<Row>> {
+/// Errors with `Invalid` if the arguments are wrong whatever the traces are.
+pub fn check(arguments: &Arguments) -> Result<()> {
     if !(0.0..=0.95).contains(&arguments.one_time) {
         return Err(Error::invalid("the share of one-time requests is 0 to 0.95")
             .with("one_time", arguments.one_time)
             .hint("give a share such as 0.5"));
     }
+    (0..arguments.traces.len()).try_for_each(|at| block_bytes(arguments, at).map(|_| ()))?;
+    policies(&arguments.policy).map(|_| ())
+}
+
+/// Runs the whole simulation; long ones report to `progress` about every second. Writes the plot if requested. Errors
+/// as [`check`] does.
+pub fn simulate(arguments: &Arguments, progress: &mut dyn Write) -> Result<Vec<Row>> {
+    check(arguments)?;
     arguments.plot.iter().try_for_each(|path| crate::chart::check(path))?;
     let policies = policies(&arguments.policy)?;
     let mut rows = Vec::new();
@@ -214,7 +222,7 @@ pub fn simulate(arguments: &Arguments, progress: &mut dyn Write) -> Result<Vec<R
     Ok(rows)
 }
 
-fn read_trace(arguments: &Arguments, at: usize) -> Result<Trace> {
+fn block_bytes(arguments: &Arguments, at: usize) -> Result<Option<u64>> {
     let block_bytes = match arguments.block_bytes[..] {
         [] => None,
         [same] => Some(same),
@@ -230,10 +238,13 @@ fn read_trace(arguments: &Arguments, at: usize) -> Result<Trace> {
         let error = Error::invalid("blocks have 1 byte to 512 MiB");
         return Err(error.hint("leave `--block-bytes` out if you do not know how many"));
     }
-    read(
-        &arguments.traces[at],
-        Hints { block_tokens: arguments.block_tokens, block_bytes, is_chaining: arguments.chain },
-    )
+    Ok(block_bytes)
+}
+
+fn read_trace(arguments: &Arguments, at: usize) -> Result<Trace> {
+    let block_bytes = block_bytes(arguments, at)?;
+    let hints = Hints { block_tokens: arguments.block_tokens, block_bytes, is_chaining: arguments.chain };
+    read(&arguments.traces[at], hints)
 }
 
 /// Capacities are shares of `base`, so that inserted requests do not make the cache larger.

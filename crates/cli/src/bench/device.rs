@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use forebay_core::{ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, Result};
 use forebay_device::HostOptions;
 use forebay_device::bench::device::{DeviceBench, Prepared, Row, Way};
 use forebay_device::cuda::LibCuda;
@@ -30,6 +30,11 @@ pub fn run(arguments: &BenchDevice) -> std::result::Result<(), Failure> {
     demand("--threads", threads, THREADS.contains(&threads), "be from 1 to 64")?;
     let prepared = prepare(bench, arguments, threads)?;
     let ((most, bytes), mut done) = (prepared.extent(), 0);
+    if most == 0 {
+        let error = Error::invalid("no number of copies fits the working set at any of the sizes")
+            .with("working_set_bytes", arguments.working_set_bytes);
+        return Err(Failure::Usage(error.hint("raise `--working-set-bytes`, or lower `--size-bytes` or `--count`")));
+    }
     announce(most, bytes, if prepared.engine() == "host" { 4.0 } else { 20.0 });
     let rows = prepared.run(|row| {
         done += 1;

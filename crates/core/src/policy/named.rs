@@ -17,6 +17,18 @@ pub enum PolicyChoice {
 }
 
 impl PolicyChoice {
+    /// Every choice, the default first.
+    pub const ALL: [PolicyChoice; 3] = [PolicyChoice::Default, PolicyChoice::Lru, PolicyChoice::TinyLfu];
+
+    /// As an operator writes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PolicyChoice::Default => "default",
+            PolicyChoice::Lru => "lru",
+            PolicyChoice::TinyLfu => "tinylfu",
+        }
+    }
+
     /// The function that makes the chosen policy.
     pub const fn make(self) -> Make {
         match self {

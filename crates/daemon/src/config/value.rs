@@ -162,21 +162,12 @@ impl Setting for PolicyChoice {
     const KIND: &'static str = "`\"default\"`, `\"lru\"` or `\"tinylfu\"`";
 
     fn read(value: &Value) -> Option<PolicyChoice> {
-        match value.as_str()? {
-            "default" => Some(PolicyChoice::Default),
-            "lru" => Some(PolicyChoice::Lru),
-            "tinylfu" => Some(PolicyChoice::TinyLfu),
-            _ => None,
-        }
+        let name = value.as_str()?;
+        PolicyChoice::ALL.into_iter().find(|choice| choice.name() == name)
     }
 
     fn show(&self) -> Option<Value> {
-        let text = match self {
-            PolicyChoice::Default => "default",
-            PolicyChoice::Lru => "lru",
-            PolicyChoice::TinyLfu => "tinylfu",
-        };
-        Some(Value::String(text.to_string()))
+        Some(Value::String(self.name().to_string()))
     }
 }
 

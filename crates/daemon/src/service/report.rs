@@ -41,6 +41,7 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
             saved_prefill_us: state.saved.prefill_us,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             revision: state.revision.to_owned(),
+            policy: state.config.pool.policy.name().to_owned(),
             uptime_seconds: state.started.elapsed().as_secs(),
             keys: state.core.stats().keys,
             hits: state.core.stats().hits,

@@ -499,7 +499,7 @@ fn a_pool_that_has_grown_is_registered_in_smaller_parts_where_it_must() {
     any_schedule(&rig, 27, 12);
 }
 
-/// The start of an engine does not wait for a pool of any size: what is attached is registered later, in the background.
+/// The start of an engine does not wait for a pool of any size: what is attached is registered later.
 #[test]
 fn half_a_terabyte_is_attached_before_any_of_it_is_registered() {
     let device = Device::new(30);
