@@ -381,7 +381,8 @@ class Client:
     def lookup(self, namespace: int, group: int, hashes: Sequence[bytes]) -> list[bool]:
         """Which blocks the pool has now; no lease remains afterwards. One round trip.
 
-        Blocks that only a lower tier has are False: nothing is brought up for a lookup. `get` returns them too.
+        Blocks that only a lower tier has are False: nothing is brought up for a lookup. So are blocks that the daemon
+        still compares with their checksums, after it was killed. `get` returns both.
         """
 
     def inspect(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::clients::{self, Clients, Limits};
-use crate::config::{Config, Setting};
+use crate::config::Config;
 use crate::health::Health;
 use crate::http;
 use crate::insight::{Insight, alarms};
@@ -129,8 +129,7 @@ fn open(config: Config) -> Result<Opened> {
     let mut core = core_config(&config, &opened.pool);
     core.seed = random::number();
     let core = Core::new(core);
-    // In the configuration's word, which is the one to write there.
-    let policy = config.pool.policy.show().as_ref().and_then(toml::Value::as_str).map(str::to_owned);
+    let policy = config.pool.policy.name();
     let boot_id = random::number();
     // Keys are hashed anew with each start.
     let insight = Insight::start(boot_id, present(&config, &core, &opened.pool));
