@@ -70,7 +70,7 @@ impl Pool {
         &self.memory
     }
 
-    /// What was refused is tried again.
+    /// What was refused is tried again, unless so much was that no thread registers any more.
     fn forgive(&self) {
         for part in &self.parts {
             let _ = part.compare_exchange(REFUSED, 0, Ordering::AcqRel, Ordering::Relaxed);
