@@ -218,7 +218,9 @@ impl Reading {
     fn published(&mut self, at: f64, input_length: Option<u64>, ids: &[u64], is_bailian: bool) -> Result<()> {
         let at_us = at * if is_bailian { 1e6 } else { 1e3 };
         if !(0.0..1e18).contains(&at_us) {
-            return Err(Error::invalid("`timestamp` is not a time").with("timestamp", at));
+            return Err(Error::invalid("`timestamp` is not a time")
+                .with("timestamp", at)
+                .hint("give milliseconds, or seconds beside `chat_id`, from 0 on"));
         }
         if self.trace.shapes.is_empty() {
             let block_tokens =
@@ -305,6 +307,7 @@ mod tests {
             format!("{own}{{\"at_us\": 6, \"namespace\": 3, \"keys\": [\"00\"]}}"),
             format!("{own}{{\"at_us\": 6, \"keys\": [\"zz\"]}}"),
             format!("{own}{{\"at_us\": 6, \"keys\": []}}"),
+            "{\"timestamp\": -6, \"hash_ids\": [0]}".to_owned(),
         ] {
             assert!(parse(&bad).unwrap_err().hint_text().is_some(), "{bad} is refused without a hint");
         }
