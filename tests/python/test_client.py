@@ -64,9 +64,11 @@ def test_blocks_come_back_as_they_were_put(client: Client) -> None:
 
 @pytest.mark.parametrize("policy", ["default", "lru"])
 @pytest.mark.parametrize("memory_bytes", [16 << 20, 0], ids=["memory", "messages"])
-def test_prompts_that_were_got_are_evicted_from_their_end(policy: str, memory_bytes: int) -> None:
-    size, length = 64 << 10, 64
-    with Daemon(capacity_bytes=64 << 20, pool={"policy": policy}) as daemon:
+@pytest.mark.parametrize(("size", "length"), [(64 << 10, 64), (256 << 10, 72)], ids=["one call", "three calls"])
+def test_prompts_that_were_got_are_evicted_from_their_end(
+    policy: str, memory_bytes: int, size: int, length: int
+) -> None:
+    with Daemon(capacity_bytes=16 * size * length, pool={"policy": policy}) as daemon:
         daemon.start()
         with Client(str(daemon.socket.parent), deadline=20.0, memory_bytes=memory_bytes) as client:
             names = client.open_namespace({"model": "order"}, {0: size})

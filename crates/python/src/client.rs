@@ -97,12 +97,14 @@ impl Client {
         let hashes = convert::hashes(hashes)?;
         let bytes = self.call(py, async |client| client.block_bytes(namespace, group))?;
         let at_a_time = (NEW_BYTES / bytes).max(1) as usize;
-        let mut blocks = Vec::with_capacity(hashes.len());
-        for part in hashes.iter().collect::<Vec<_>>().chunks(at_a_time) {
+        let all: Vec<&[u8]> = hashes.iter().collect();
+        let mut blocks: Vec<Option<Bound<'py, PyBytes>>> = vec![None; all.len()];
+        // The last ones first, as within one `get_into`.
+        for (part, blocks) in all.chunks(at_a_time).zip(blocks.chunks_mut(at_a_time)).rev() {
             let part = pack(part.iter().copied()).map_err(Raised::from)?;
             let new = (0..part.len()).map(|_| NewBytes::new(py, bytes as usize)).collect::<PyResult<Vec<_>>>()?;
             self.call(py, async |client| client.get_into(namespace, group, &part, &new).await)?;
-            blocks.extend(new.into_iter().map(|new| new.filled(py)));
+            blocks.iter_mut().zip(new).for_each(|(block, new)| *block = new.filled(py));
         }
         Ok(blocks)
     }

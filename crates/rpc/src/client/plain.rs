@@ -200,15 +200,17 @@ impl Client {
         Ok(blocks.into_iter().zip(found).map(|(block, found)| found.then(|| bytes(block))).collect())
     }
 
-    /// Fills one place for each hash that is found, and says which were. One round trip per 8 MiB.
+    /// Fills one place for each hash that is found, and says which were. One round trip per 8 MiB, the last ones first:
+    /// the first block of a prompt then counts as the one used last, so the policy keeps it longest.
     async fn fill<S: Sink>(&mut self, namespace: u32, group: u32, hashes: &Hashes, sinks: &[S]) -> Result<Vec<bool>> {
         let block_bytes = self.block_bytes(namespace, group)?;
         let per_call = (self.call_bytes() / block_bytes).clamp(1, MAX_BLOCKS as u64) as usize;
-        let mut found = Vec::with_capacity(hashes.len());
+        let mut found = vec![false; hashes.len()];
         let all: Vec<&[u8]> = hashes.iter().collect();
-        for (part, sinks) in all.chunks(per_call).zip(sinks.chunks(per_call)) {
+        let parts = all.chunks(per_call).zip(sinks.chunks(per_call)).zip(found.chunks_mut(per_call));
+        for ((part, sinks), found) in parts.rev() {
             let ask = async |to: &mut Target| get_part(to, group, part, sinks, block_bytes).await;
-            found.extend(self.ask(namespace, part.len() as u64 * block_bytes, ask).await?);
+            found.copy_from_slice(&self.ask(namespace, part.len() as u64 * block_bytes, ask).await?);
         }
         Ok(found)
     }
