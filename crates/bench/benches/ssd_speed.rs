@@ -1,6 +1,6 @@
 //! Runs the disk benchmark as `forebay bench ssd` does, and prints raw figures.
 //!
-//! `cargo bench -p forebay-bench --bench ssd_speed -- FILE recovery BLOCKS SEGMENT_MIB`, or
+//! `cargo bench -p forebay-bench --bench ssd_speed -- FILE,… recovery BLOCKS SEGMENT_MIB`, or
 //! `… -- FILE SIZE,… DEPTH,… PAIRS RUN_MIB`.
 
 use std::error::Error;
@@ -18,9 +18,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let engine = if std::env::var_os("FOREBAY_THREADS").is_some() { EngineChoice::Threads } else { EngineChoice::Auto };
     match arguments[..] {
-        [path, "recovery", blocks, segment_mib] => {
+        [paths, "recovery", blocks, segment_mib] => {
             let segment_bytes = segment_mib.parse::<u64>()? << 20;
-            println!("{:#?}", recovery(&PathBuf::from(path), blocks.parse()?, segment_bytes, engine)?);
+            let paths: Vec<PathBuf> = paths.split(',').map(PathBuf::from).collect();
+            println!("{:#?}", recovery(&paths, blocks.parse()?, segment_bytes, engine)?);
         }
         [path, sizes, depths, pairs, run_mib] => {
             let depths = numbers(depths)?.into_iter().map(u32::try_from).collect::<Result<_, _>>()?;
@@ -28,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let shape = BenchConfig { engine, sizes_bytes: numbers(sizes)?, depths, ..BenchConfig::new(path.into()) };
             run(&BenchConfig { pairs: pairs.parse()?, run_bytes, capacity_bytes: 8 * run_bytes, ..shape }, print)?;
         }
-        _ => return Err("FILE [recovery BLOCKS SEGMENT_MIB | SIZE,… DEPTH,… PAIRS RUN_MIB]".into()),
+        _ => return Err("FILE,… recovery BLOCKS SEGMENT_MIB, or FILE SIZE,… DEPTH,… PAIRS RUN_MIB".into()),
     }
     Ok(())
 }

@@ -91,8 +91,24 @@ fn a_benchmark_touches_no_file_that_exists() {
 #[test]
 fn a_recovery_benchmark_finds_all_blocks_again() {
     let home = home();
-    let row = recovery(&home.path().join("disk"), 3000, 1 << 20, EngineChoice::Auto).unwrap();
-    assert_eq!((row.recovery.blocks, row.recovery.blocks_not_whole), (3000, 0));
-    assert!(row.recovery.segments_with_footer > 3, "they have footers");
+    let disks = ["one", "other"].map(|name| home.path().join(name));
+    let row = recovery(&disks, 3000, 1 << 20, EngineChoice::Auto).unwrap();
+    assert_eq!((row.stored_blocks, row.disks.len()), (6000, 2));
+    for disk in &row.disks {
+        assert_eq!((disk.recovery.blocks, disk.recovery.blocks_not_whole), (3000, 0));
+        assert!(disk.recovery.segments_with_footer > 3, "they have footers");
+        assert!(disk.took <= row.took);
+    }
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "no file is left");
+}
+
+#[test]
+fn a_recovery_benchmark_leaves_a_file_that_was_there() {
+    let home = home();
+    let [new, old] = ["new", "old"].map(|name| home.path().join(name));
+    std::fs::write(&old, b"precious").unwrap();
+    let error = recovery(&[new.clone(), old.clone()], 10, 1 << 20, EngineChoice::Auto).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert_eq!(std::fs::read(&old).unwrap(), b"precious");
+    assert!(!new.exists());
 }

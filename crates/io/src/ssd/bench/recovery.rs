@@ -1,4 +1,4 @@
-//! How long a disk full of small blocks takes to open.
+//! How long disks full of small blocks take to open, all of them at once.
 //!
 //! The blocks hold zeros and are not written: the file has holes in their place, which read as zeros. So tens of
 //! millions of blocks fit on a small disk. Recovery reads blocks in the last segments only.
@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
@@ -23,38 +23,59 @@ use crate::uring::{self, Done, Engine, EngineChoice, Memory, Place, Region, Requ
 const BATCH: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One disk that was filled, closed without a clean shutdown and opened again.
-#[derive(Clone, Copy, PartialEq, Debug)]
+/// Disks that were filled, closed without a clean shutdown and opened again, each on a thread of its own.
+#[derive(Clone, PartialEq, Debug)]
 pub struct RecoveryRow {
     /// Blocks that were stored, all of which were found again.
     pub stored_blocks: u64,
-    /// Time until the tier serves: reading, index.
+    /// Time until all of them serve: reading, index.
     pub took: Duration,
-    /// CPU time of the thread that opens the disk, in this time.
-    pub cpu: Duration,
-    /// What opening the disk found.
-    pub recovery: Recovery,
+    /// Of each disk.
+    pub disks: Vec<RecoveredDisk>,
     /// Growth of this process's resident memory, over the blocks.
     pub index_bytes_per_block: f64,
 }
 
-/// Stores `blocks` blocks of 4 KiB in segments of `segment_bytes` on a new file at `path`, opens it again, and removes
-/// it. A short segment has a short footer, as a long segment of large blocks has.
-pub fn recovery(path: &Path, blocks: u64, segment_bytes: u64, engine: EngineChoice) -> Result<RecoveryRow> {
+/// One disk of a [`RecoveryRow`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RecoveredDisk {
+    /// Time until it serves.
+    pub took: Duration,
+    /// CPU time of the thread that opens it, in this time.
+    pub cpu: Duration,
+    /// What opening it found.
+    pub recovery: Recovery,
+}
+
+/// Stores `blocks` blocks of 4 KiB in segments of `segment_bytes` on each of the new files `paths`, one after the
+/// other, opens all of them again at once, and removes them. A short segment has a short footer, as a long segment of
+/// large blocks has.
+pub fn recovery(paths: &[PathBuf], blocks: u64, segment_bytes: u64, engine: EngineChoice) -> Result<RecoveryRow> {
+    let config = SsdConfig { engine, segment_bytes: Some(segment_bytes), ..SsdConfig::new(Vec::new()) };
+    let mut files = Vec::new();
+    let filled = paths.iter().try_for_each(|path| filled(path, blocks, &config).map(|file| files.push(file)));
+    let row = filled.and_then(|()| reopen(&files, &config, blocks));
+    // Only the files that this call has made.
+    paths.iter().take(files.len()).for_each(|path| _ = std::fs::remove_file(path));
+    row
+}
+
+/// A new file with so many blocks. Without an error, the caller removes it.
+fn filled(path: &Path, blocks: u64, config: &SsdConfig) -> Result<Arc<File>> {
     // A head per 40 blocks, footers, and the segments that are kept free.
     let capacity_bytes = blocks * (PAGE_BYTES + PAGE_BYTES / 8) + (1 << 30);
-    let config = SsdConfig { engine, segment_bytes: Some(segment_bytes), ..SsdConfig::new(Vec::new()) };
     let cannot = |error| Error::new(ErrorKind::Io, "cannot use the benchmark's file").source(error);
     let direct = OFlags::DIRECT.bits() as i32;
     let file = File::options().read(true).write(true).create_new(true).custom_flags(direct).open(path);
     let file = Arc::new(file.map_err(cannot)?);
-    let result = file.set_len(capacity_bytes).map_err(cannot).and_then(|()| {
-        fill(open(&file, &config, |engine| Box::new(WithoutBlocks { engine, done: Vec::new() }))?, blocks)?;
-        // The last writes have ended: nothing is in flight.
-        reopen(&file, &config, blocks)
+    let filled = file.set_len(capacity_bytes).map_err(cannot).and_then(|()| {
+        // When it ends, the last writes have ended: nothing is in flight.
+        fill(open(&file, config, |engine| Box::new(WithoutBlocks { engine, done: Vec::new() }))?, blocks)
     });
-    let _ = std::fs::remove_file(path);
-    result
+    if filled.is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+    filled.map(|()| file)
 }
 
 /// Drops what is written of the blocks themselves.
@@ -133,19 +154,32 @@ fn fill(mut ssd: Ssd, blocks: u64) -> Result<()> {
     }
 }
 
-fn reopen(file: &Arc<File>, config: &SsdConfig, blocks: u64) -> Result<RecoveryRow> {
+fn reopen(files: &[Arc<File>], config: &SsdConfig, blocks: u64) -> Result<RecoveryRow> {
     let memory_before = resident_bytes();
-    let (begun, cpu_before) = (Instant::now(), thread_cpu());
-    let ssd = open(file, config, |engine| engine)?;
-    let (took, cpu) = (begun.elapsed(), thread_cpu() - cpu_before);
-    let recovery = ssd.report()[0].recovery;
-    if recovery.blocks != blocks {
-        return Err(Error::new(ErrorKind::Corrupt, "not all blocks were found again")
-            .with("stored", blocks)
-            .with("found", recovery.blocks));
-    }
-    let index_bytes_per_block = resident_bytes().saturating_sub(memory_before) as f64 / blocks as f64;
-    Ok(RecoveryRow { stored_blocks: blocks, took, cpu, recovery, index_bytes_per_block })
+    let begin = Barrier::new(files.len());
+    let open_one = |file: &Arc<File>| {
+        begin.wait();
+        let (begun, cpu_before) = (Instant::now(), thread_cpu());
+        let ssd = open(file, config, |engine| engine)?;
+        let (took, cpu) = (begun.elapsed(), thread_cpu() - cpu_before);
+        let recovery = ssd.report()[0].recovery;
+        if recovery.blocks != blocks {
+            return Err(Error::new(ErrorKind::Corrupt, "not all blocks were found again")
+                .with("stored", blocks)
+                .with("found", recovery.blocks));
+        }
+        Ok((RecoveredDisk { took, cpu, recovery }, ssd))
+    };
+    let opened: Result<Vec<(RecoveredDisk, Ssd)>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = files.iter().map(|file| scope.spawn(|| open_one(file))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("opening does not panic")).collect()
+    });
+    let opened = opened?;
+    let stored_blocks = blocks * files.len() as u64;
+    let index_bytes_per_block = resident_bytes().saturating_sub(memory_before) as f64 / stored_blocks as f64;
+    let disks: Vec<RecoveredDisk> = opened.iter().map(|(disk, _)| *disk).collect();
+    let took = disks.iter().map(|disk| disk.took).max().unwrap_or_default();
+    Ok(RecoveryRow { stored_blocks, took, disks, index_bytes_per_block })
 }
 
 fn thread_cpu() -> Duration {
