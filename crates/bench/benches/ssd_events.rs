@@ -107,6 +107,7 @@ impl Bench {
             // A page of records for 39 blocks, and each segment's footer.
             bytes: blocks * (BLOCK_BYTES + 250) + 6 * SEGMENT_BYTES,
             is_direct: true,
+            can_trim: false,
             new_id: 1,
         };
         let config = SsdConfig { segment_bytes: Some(SEGMENT_BYTES), ..SsdConfig::new(Vec::new()) };
@@ -204,7 +205,7 @@ impl Engine for Forgetful {
                     }
                     spans.len_bytes() as u32
                 }
-                Work::Sync => 0,
+                Work::Sync | Work::Trim { .. } => 0,
             };
             self.done.push(Done { tag, result: Ok(bytes), checksum: self.sum });
         }

@@ -435,6 +435,11 @@ static METRICS: &[Metric] = &[
         Counters(DISK, |s| disks(s, |disk| disk.counters.carried_bytes)),
     ),
     metric(
+        "forebay_disk_trimmed_bytes_total",
+        "Old bytes that the device was told it need not keep; 0 unless `tier.ssd.trim` is set and the disk is a device.",
+        Counters(DISK, |s| disks(s, |disk| disk.counters.trimmed_bytes)),
+    ),
+    metric(
         "forebay_disk_corrupt_blocks_total",
         "Blocks read from the disk whose checksum was wrong; none was served.",
         Counters(DISK, |s| disks(s, |disk| disk.counters.corrupt_blocks)),

@@ -61,6 +61,10 @@ settings! {
         write_bytes_per_second: Option<Bytes> = None;
         /// Limit on the bytes written to each disk per day, to spare its endurance. Not limited by default.
         write_bytes_per_day: Option<Bytes> = None;
+        /// Whether a block device is told of each segment that is emptied for new blocks, in pieces of 16 MiB, before
+        /// it is written again. The device then knows that it need not keep the old bytes. Nothing waits for it. Files
+        /// are not trimmed, because they would lose the space that is reserved for them.
+        trim: bool = false;
     }
 }
 
@@ -325,6 +329,7 @@ fn settings(config: &TierSsd) -> SsdConfig {
         has_breakers: true,
         write_bytes_per_second: config.write_bytes_per_second.map(|bytes| bytes.0),
         write_bytes_per_day: config.write_bytes_per_day.map(|bytes| bytes.0),
+        trim: config.trim,
         ..SsdConfig::new(config.disks.iter().map(|path| disk(path)).collect())
     }
 }

@@ -60,6 +60,8 @@ impl DiskClaim {
             memory,
             bytes: device.bytes,
             is_direct: device.is_direct,
+            // A file would lose the space that was reserved for it.
+            can_trim: device.is_block_device(),
             new_id: random_id()?,
         };
         if !medium.is_direct {

@@ -57,6 +57,9 @@ pub struct SsdConfig {
     pub write_bytes_per_second: Option<u64>,
     /// Write budget of each disk for its endurance. Burst: one hour's worth.
     pub write_bytes_per_day: Option<u64>,
+    /// Whether block devices are told of segments that hold nothing any more. Files are not: they would lose the space
+    /// that is reserved for them.
+    pub trim: bool,
     /// What this daemon signs its disks with, so that others notice. Drawn by [`SsdConfig::new`].
     pub owner: u128,
     /// How long a disk that is opened may answer nothing before it counts as hung. As long as it answers, opening may
@@ -82,6 +85,7 @@ impl SsdConfig {
             flush_interval: Duration::from_millis(20),
             write_bytes_per_second: None,
             write_bytes_per_day: None,
+            trim: false,
             owner: random_owner(),
             open_patience: Duration::from_secs(60),
         }

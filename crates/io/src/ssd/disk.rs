@@ -61,6 +61,8 @@ pub(super) struct Opened {
     pub balance: Option<Balance>,
     pub recovery: Recovery,
     pub device: Option<Device>,
+    /// Whether it takes trims.
+    pub can_trim: bool,
 }
 
 /// See the module documentation.
@@ -101,6 +103,8 @@ pub(super) struct Disk {
     is_direct: bool,
     pub recovery: Recovery,
     finished: Vec<Finished>,
+    /// Whether the device is told of segments that hold nothing any more.
+    pub trims: bool,
     /// The last turn has left something that the next one can do without waiting.
     pub has_more: bool,
     _device: Option<Device>,
@@ -145,6 +149,7 @@ impl Disk {
             is_direct: opened.is_direct,
             recovery: opened.recovery,
             finished: Vec::new(),
+            trims: config.trim && opened.can_trim,
             has_more: false,
             _device: opened.device,
         }
@@ -229,6 +234,14 @@ impl Disk {
             self.io.start(Flight::Probe, Work::Read { at: 0, span: Staging::probe(), checksum: None });
         }
         self.log_health();
+    }
+
+    /// After a trim has failed, until the disk is opened again.
+    pub(super) fn stop_trimming(&mut self, kind: ErrorKind) {
+        self.trims = false;
+        let (disk, why) = (self.name.as_str(), format!("{kind:?}"));
+        let hint = "nothing is lost; set `tier.ssd.trim = false` if the device does not support it";
+        tracing::warn!(disk, why, hint, "a disk does not take trims; it gets none until the daemon starts again");
     }
 
     /// One line for each change that lasts.
@@ -492,6 +505,7 @@ impl Disk {
             Flight::Sync => self.sync_ended(result),
             Flight::Footer => self.footer_ended(),
             Flight::Erase { segment } => self.erase_ended(segment, result),
+            Flight::Trim => self.trim_ended(result),
             Flight::CarryRead { piece } => self.carry_read(piece, result),
             Flight::CarryWrite { piece } => self.carry_written(piece, result),
             Flight::Purges => self.purges_ended(result),

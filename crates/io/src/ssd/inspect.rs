@@ -77,6 +77,7 @@ impl Inspection {
             memory,
             bytes,
             is_direct: false,
+            can_trim: false,
             new_id: 0,
         });
         // The reason why the disk cannot be read; a file that never was a disk is named as such.

@@ -57,14 +57,17 @@ pub(super) enum Flight {
     Purges,
     /// A look at the superblock, for the signature.
     Look,
+    /// Of a part of a segment that holds nothing.
+    Trim,
     /// The nth of several reads or writes while opening.
     Opening(usize),
 }
 
 impl Flight {
-    /// That one page can be read says nothing of the blocks. So a look counts in no lane.
-    fn is_look(&self) -> bool {
-        matches!(self, Flight::Look)
+    /// That one page can be read says nothing of the blocks, and a device that does not trim may write. So a look and a
+    /// trim count in no lane.
+    fn has_lane(&self) -> bool {
+        !matches!(self, Flight::Look | Flight::Trim)
     }
 }
 
@@ -168,7 +171,7 @@ impl Io {
     }
 
     pub fn start(&mut self, flight: Flight, work: Work) {
-        if !flight.is_look() {
+        if flight.has_lane() {
             self.lane(&work).in_flight += 1;
         }
         self.send(InFlight { flight, work, idle_tries: 0 });
@@ -262,6 +265,7 @@ impl Io {
             },
             Err(Errno::INTR | Errno::AGAIN) => return self.again(InFlight { flight, work, idle_tries }),
             Err(Errno::NOSPC | Errno::DQUOT) => Err(ErrorKind::Full),
+            Err(Errno::OPNOTSUPP) if matches!(work, Work::Trim { .. }) => Err(ErrorKind::Unsupported),
             Err(_) => Err(ErrorKind::Io),
         };
         Some(self.counted(Finished { flight, result }, &work))
@@ -276,7 +280,7 @@ impl Io {
     }
 
     fn counted(&mut self, finished: Finished, work: &Work) -> Finished {
-        if !finished.flight.is_look() {
+        if finished.flight.has_lane() {
             self.lane(work).ended(finished.result);
         }
         finished
@@ -285,7 +289,7 @@ impl Io {
     fn lane(&mut self, work: &Work) -> &mut Lane {
         match work {
             Work::Read { .. } => &mut self.reads,
-            Work::Write { .. } | Work::Sync => &mut self.writes,
+            Work::Write { .. } | Work::Sync | Work::Trim { .. } => &mut self.writes,
         }
     }
 }

@@ -36,6 +36,13 @@ pub(super) enum Erase {
     Syncing(u32),
     /// The keys of its old records are being forgotten.
     Flushed(u32),
+    /// The device is told of this part of its old bytes.
+    Trimming {
+        segment: u32,
+        /// From the segment's start.
+        from: u64,
+        bytes: u64,
+    },
 }
 
 /// Of the numbers of records, what opening a disk determines.

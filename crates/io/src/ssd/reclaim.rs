@@ -21,6 +21,8 @@ use crate::uring::{Span, Work};
 
 /// Segments that are kept ready: two for all writes, and one for carried blocks only.
 pub(super) const READY: usize = 3;
+/// Trimmed at a time, so that a device that is slow at it delays other transfers for a short time only.
+const TRIM_BYTES: u64 = 16 << 20;
 /// Blocks evicted and keys forgotten in one turn, so that a turn stays short.
 const KEYS_PER_TURN: usize = 48;
 
@@ -273,12 +275,45 @@ impl Disk {
         let keys = self.index.withdrawn_of_segment(segment).take(KEYS_PER_TURN).map(Entry::key);
         let keys: Vec<_> = keys.collect();
         keys.iter().for_each(|key| self.forget(key));
-        if keys.len() < KEYS_PER_TURN {
-            self.log.erase = None;
-            self.space.segment(segment).state = SegmentState::Ready;
-            self.space.ready.push_back(segment);
-        } else {
+        if keys.len() == KEYS_PER_TURN {
             self.has_more = true;
+        } else if self.may_trim(segment) {
+            self.trim(segment, PAGE);
+        } else {
+            self.make_ready(segment);
+        }
+    }
+
+    fn make_ready(&mut self, segment: u32) {
+        self.log.erase = None;
+        self.space.segment(segment).state = SegmentState::Ready;
+        self.space.ready.push_back(segment);
+    }
+
+    /// Whether the device may be told of the segment's old bytes. Nothing waits for that: not the log, which has
+    /// another segment, and not a load that still reads there.
+    fn may_trim(&self, segment: u32) -> bool {
+        self.trims && !self.space.ready.is_empty() && self.space.segments[segment as usize].readers == 0
+    }
+
+    /// Begins the next part. The header of the new life stays.
+    fn trim(&mut self, segment: u32, from: u64) {
+        let bytes = TRIM_BYTES.min(self.geometry.segment_bytes - from);
+        self.log.erase = Some(Erase::Trimming { segment, from, bytes });
+        self.io.start(Flight::Trim, Work::Trim { at: self.geometry.at(segment, 0) + from, bytes });
+    }
+
+    pub(super) fn trim_ended(&mut self, result: Result<u64, ErrorKind>) {
+        let Some(Erase::Trimming { segment, from, bytes }) = self.log.erase else { return };
+        let next = from + bytes;
+        match result {
+            Ok(_) => self.counters.trimmed_bytes += bytes,
+            Err(kind) => self.stop_trimming(kind),
+        }
+        if next < self.geometry.segment_bytes && self.may_trim(segment) {
+            self.trim(segment, next);
+        } else {
+            self.make_ready(segment);
         }
     }
 

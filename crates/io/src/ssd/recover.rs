@@ -51,6 +51,8 @@ pub struct Medium {
     pub bytes: u64,
     /// Whether transfers bypass the page cache, for reports.
     pub is_direct: bool,
+    /// Whether it takes trims.
+    pub can_trim: bool,
     /// The id that the disk gets if it is blank.
     pub new_id: u128,
 }
@@ -58,7 +60,7 @@ pub struct Medium {
 /// Opens an existing disk, or formats a blank one.
 pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, mode: Mode) -> Result<Disk> {
     let begun = Instant::now();
-    let Medium { name, engine, engine_why, memory, bytes, is_direct, new_id } = medium;
+    let Medium { name, engine, engine_why, memory, bytes, is_direct, can_trim, new_id } = medium;
     let named = |error: Error| error.with("disk", &name);
     let depth = config.depth.max(1) as usize;
     let mut opening = Opening {
@@ -110,6 +112,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         balance: contents.balance,
         recovery,
         device,
+        can_trim,
         name,
     };
     Ok(Disk::new(opened, config))

@@ -43,6 +43,8 @@ pub struct Counters {
     pub failed_flushes: u64,
     /// Segments that were emptied for the log.
     pub reclaimed_segments: u64,
+    /// Bytes of those that the device was told of, because nobody needs them.
+    pub trimmed_bytes: u64,
     /// Keys of evicted blocks that nobody fetched in time.
     pub untold_evictions: u64,
 }

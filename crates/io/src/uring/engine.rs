@@ -3,9 +3,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::memory::{Span, Spans};
+
+/// Of `fallocate`: on a device that supports it, the kernel writes zeros by giving the range back, or fails.
+pub(super) const TRIM: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
 /// One transfer or flush. Offsets, lengths and memory are multiples of 4 KiB, as direct I/O requires.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,6 +33,13 @@ pub enum Work {
     },
     /// Makes every write that was done before this was submitted durable across a power loss.
     Sync,
+    /// Tells a block device that nobody needs this range. Afterwards it reads as zeros.
+    Trim {
+        /// Bytes from the start of the device.
+        at: u64,
+        /// Whole logical blocks of the device.
+        bytes: u64,
+    },
 }
 
 /// A piece of work, and the name by which its owner knows it.

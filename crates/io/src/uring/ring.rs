@@ -19,7 +19,7 @@ use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use rustix::io::Errno;
 
-use super::engine::{Done, Engine, Request, Work};
+use super::engine::{Done, Engine, Request, TRIM, Work};
 use super::memory::{Memory, Place, Span};
 use super::registration::Registration;
 use super::shared::{Shared, Waker};
@@ -257,6 +257,9 @@ impl Loop {
                 _ => return self.gather(*at, spans),
             },
             Work::Sync => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+            Work::Trim { at, bytes } => {
+                opcode::Fallocate::new(file, *bytes).offset(*at).mode(TRIM.bits() as i32).build()
+            }
         };
         (entry, Box::default())
     }

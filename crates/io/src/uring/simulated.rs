@@ -288,6 +288,15 @@ impl Medium {
                 }
                 (if fault == Some(FaultKind::Torn) { Err(Errno::IO) } else { Ok(moved) }, 0)
             }
+            Work::Trim { at, bytes } => {
+                let moved = self.clipped(at, bytes as u32, fault) as usize;
+                if fault != Some(FaultKind::Lies) {
+                    self.current[at as usize..][..moved].fill(0);
+                    self.unsynced.push_back((at as usize, vec![0; moved]));
+                    self.writes_done += 1;
+                }
+                (if fault == Some(FaultKind::Torn) { Err(Errno::IO) } else { Ok(0) }, 0)
+            }
             Work::Sync => {
                 if !matches!(fault, Some(FaultKind::Lies | FaultKind::LyingFlush)) {
                     self.sync(writes_done);

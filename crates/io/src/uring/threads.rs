@@ -8,7 +8,7 @@ use std::{io, mem, thread};
 
 use rustix::io::Errno;
 
-use super::engine::{Done, Engine, Request, Work};
+use super::engine::{Done, Engine, Request, TRIM, Work};
 use super::memory::Memory;
 use super::shared::{Shared, Waker};
 use crate::descriptors;
@@ -94,5 +94,6 @@ fn perform(file: &File, memory: &Memory, work: Work) -> (Result<u32, Errno>, u64
         }
         Work::Write { at, spans } => (memory.pwrite(file, &spans, at), 0),
         Work::Sync => (rustix::fs::fdatasync(file).map(|()| 0), 0),
+        Work::Trim { at, bytes } => (rustix::fs::fallocate(file, TRIM, at, bytes).map(|()| 0), 0),
     }
 }

@@ -23,6 +23,7 @@ pub fn small_config() -> SsdConfig {
     let mut config = SsdConfig::new(Vec::new());
     config.segment_bytes = Some(64 * KIB);
     config.depth = 16;
+    config.trim = true;
     config
 }
 
@@ -197,6 +198,7 @@ pub fn medium(disk: &SimulatedDisk, seed: Option<u64>, pool: &Region, new_id: u1
         memory,
         bytes: disk.len() as u64,
         is_direct: true,
+        can_trim: true,
         new_id,
     }
 }

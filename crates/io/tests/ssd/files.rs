@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use forebay_core::tier::{Completion, Outcome, Tier};
@@ -29,6 +30,23 @@ pub fn claimed(config: &SsdConfig) -> Result<DiskClaim> {
 
 pub fn open(config: &SsdConfig, pool: &Region) -> Result<Ssd> {
     Ssd::open(vec![claimed(config)?], config, pool)
+}
+
+/// A device over a file. None where this user may not make one.
+pub struct Loop(pub PathBuf);
+
+impl Loop {
+    pub fn over(file: &Path) -> Option<Loop> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        let path = String::from_utf8(made.stdout).ok()?;
+        made.status.success().then(|| Loop(path.trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
 }
 
 /// Sleeps until the tier has something to do.

@@ -16,7 +16,7 @@ const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/ssd-1
 /// A disk whose every byte is known: a closed segment, an open one, a removed block and one that was read.
 fn written_today() -> SimulatedDisk {
     // As builds that do not sign a disk.
-    let config = SsdConfig { owner: 0, ..small_config() };
+    let config = SsdConfig { owner: 0, trim: false, ..small_config() };
     let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
     bed.store_all([(1, 9), (2, 4096), (3, 12_000)]);
     let remove = bed.remove(2);

@@ -19,3 +19,4 @@ mod placement;
 mod purges;
 mod soak;
 mod taken;
+mod trim;

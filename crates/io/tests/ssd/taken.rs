@@ -1,8 +1,6 @@
 //! A disk that another daemon opens under another path, which no lock keeps it from.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -13,7 +11,7 @@ use forebay_io::uring::{Fault, FaultKind, Region, SimulatedDisk};
 use rustix::io::Errno;
 
 use crate::bed::*;
-use crate::files::{file_config, home, open};
+use crate::files::{Loop, file_config, home, open};
 
 /// A daemon looks at its disks every half second; these are two.
 const TURNS: usize = 400;
@@ -210,23 +208,6 @@ fn of_a_disk_and_an_older_copy_of_it_the_disk_is_used_whichever_answers_first() 
             let unused = disks[1 - used].image();
             assert!(unused[1 << 20..] == images[1 - used][1 << 20..], "left alone");
         }
-    }
-}
-
-/// A device over a file. None where this user may not make one.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn over(file: &Path) -> Option<Loop> {
-        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
-        let path = String::from_utf8(made.stdout).ok()?;
-        made.status.success().then(|| Loop(path.trim().into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
     }
 }
 

@@ -119,7 +119,8 @@ fn open(file: &Arc<File>, config: &SsdConfig, behind: impl FnOnce(Box<dyn Engine
     let uring::Started { engine, why } = uring::start(config.engine, file, &memory, &waker, config.depth)?;
     let bytes = file.metadata().map_err(no_memory)?.len();
     let (engine, engine_why) = (behind(engine), why);
-    let medium = Medium { name: "disk".to_owned(), engine, engine_why, memory, bytes, is_direct: true, new_id: 1 };
+    let name = "disk".to_owned();
+    let medium = Medium { name, engine, engine_why, memory, bytes, is_direct: true, can_trim: false, new_id: 1 };
     Ssd::on(vec![medium], config)
 }
 
