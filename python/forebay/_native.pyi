@@ -386,7 +386,10 @@ class Client:
         """
 
     def inspect(self) -> dict[str, Any]:
-        """The daemon's content and state: pool, namespaces, sessions, size classes, lower tiers. One round trip."""
+        """The daemon's content and state: version, pool, policy, namespaces, sessions, size classes, lower tiers.
+
+        One round trip.
+        """
 
     def purge(
         self, *, namespace_id: str | None = None, tenant: str | None = None, wait_seconds: int = 10
@@ -395,9 +398,9 @@ class Client:
 
         {purged_blocks, purged_bytes, held_blocks, namespace_ids}: held ones can no longer be hit and are dropped when
         they are released. `namespace_ids` are the purged namespaces that the daemon knows; none for a tenant of which
-        no engine has opened a namespace since the daemon's start. Waits until this host's disks have removed the blocks: for at most `wait_seconds`, and for ten seconds
-        in which they remove nothing. After that it raises, and the daemon goes on: `inspect()["tiers"]` has `purge`
-        for a tier that is not done.
+        no engine has opened a namespace since the daemon's start. Waits until this host's disks have removed the
+        blocks: for at most `wait_seconds`, and for ten seconds in which they remove nothing. After that it raises, and
+        the daemon goes on: `inspect()["tiers"]` has `purge` for a tier that is not done.
         """
 
     def close(self) -> None:

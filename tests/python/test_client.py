@@ -263,6 +263,7 @@ def test_inspect_shows_what_there_is(client: Client) -> None:
     assert shown["fields"] == {"model": "a", "tenant": "blue"}
     assert shown["groups"] == [{"group": 0, "block_bytes": BLOCK, "ready_blocks": 2}]
     assert seen["capacity_bytes"] == 64 << 20 and len(str(seen["pool_id"])) == 32
+    assert seen["policy"] == "default" and seen["version"] == forebay.__version__
 
 
 def test_an_engines_log_names_the_pools_size_its_place_and_the_namespace(client: Client, sockets: Path) -> None:

@@ -302,6 +302,9 @@ fn inspected<'py>(py: Python<'py>, reply: &InspectReply) -> PyResult<Bound<'py, 
     ];
     let all = dict(py, &names, &numbers)?;
     all.set_item("pool_id", hex(&reply.pool_id))?;
+    for (name, text) in [("version", &reply.version), ("revision", &reply.revision), ("policy", &reply.policy)] {
+        all.set_item(name, text)?;
+    }
     let namespaces = reply.namespaces.iter().map(|namespace| namespace_dict(py, namespace));
     all.set_item("namespaces", namespaces.collect::<PyResult<Vec<_>>>()?)?;
     let sessions = reply.sessions.iter().map(|session| session_dict(py, session));
