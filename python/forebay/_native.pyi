@@ -424,7 +424,7 @@ class TransferEngine:
     change whenever a peer or a transfer writes to it.
     """
 
-    def __new__(cls, secret_file: str | None, connections: int, connect_timeout: float) -> Self: ...
+    def __new__(cls, secret_file: str | None, connections: int, connect_timeout: float, encrypt: bool) -> Self: ...
     def listen(self, address: str) -> str:
         """The address with the port that it got. May ask the resolver."""
 

@@ -59,8 +59,9 @@ class Endpoint:
 
     `listen` is `tcp://HOST:PORT` (port 0 for a free one) or `shm:///PATH` for processes of this user on this host;
     without it the endpoint only connects. `secret_file` holds the secret that all endpoints share; without one, an
-    endpoint reaches this host only. `connections` is the number of TCP connections to each peer. Safe to share between
-    threads, and may be closed by a signal's handler. In a child that was forked, calls raise ForebayError
+    endpoint reaches this host only. `connections` is the number of TCP connections to each peer. With `encrypt`, what
+    goes over TCP is encrypted, at some processor time for each byte; both sides need it, and a secret. Safe to share
+    between threads, and may be closed by a signal's handler. In a child that was forked, calls raise ForebayError
     (unavailable) at once, except `close`, `cancel` and `is_up`, which do nothing; the parent's transfers go on.
     """
 
@@ -71,9 +72,10 @@ class Endpoint:
         secret_file: str | Path | None = None,
         connections: int = 4,
         connect_timeout: float = 5.0,
+        encrypt: bool = False,
     ) -> None:
         secret = None if secret_file is None else str(secret_file)
-        self._engine = TransferEngine(secret, connections, connect_timeout)
+        self._engine = TransferEngine(secret, connections, connect_timeout, encrypt)
         # Before the interpreter ends: the thread may hold buffers of Python's.
         self._finalizer = weakref.finalize(self, self._engine.close)
         # By name. Each step is one call of a dictionary, so that neither a fork nor a signal's handler finds a lock.

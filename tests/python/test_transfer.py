@@ -718,6 +718,27 @@ def test_only_who_knows_the_secret_connects(tmp_path: Path) -> None:
         assert endpoint.accept(0.0) is None
 
 
+def test_an_encrypted_session_moves_the_bytes_and_needs_both_sides(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(os.urandom(32).hex().encode())
+    secret.chmod(0o600)
+    with pytest.raises(ForebayError, match="needs a secret"):
+        Endpoint(encrypt=True)
+    with Endpoint(listen="tcp://127.0.0.1:0", secret_file=secret, encrypt=True) as endpoint:
+        assert endpoint.address is not None
+        source = endpoint.allocate(NBYTES)
+        assert source.view is not None
+        source.view[:] = os.urandom(NBYTES)
+        with Endpoint(secret_file=secret, encrypt=True) as friend:
+            peer = friend.connect(endpoint.address)
+            target = friend.allocate(NBYTES)
+            peer.read(target, peer.memory(source.descriptor))
+            assert target.view == source.view
+        with Endpoint(secret_file=secret) as plain, pytest.raises(ForebayError, match="the peer encrypts") as raised:
+            plain.connect(endpoint.address)
+        assert raised.value.hint
+
+
 def test_a_closed_endpoint_ends_every_wait(other: Other) -> None:
     endpoint = Endpoint()
     peer, remote = meet(endpoint, other)

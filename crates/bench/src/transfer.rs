@@ -191,6 +191,8 @@ struct Side {
     region: RegionId,
     remote: RemoteId,
     events: Vec<Event>,
+    /// Over TCP.
+    is_encrypted: bool,
     baseline: Baseline,
 }
 
@@ -208,7 +210,8 @@ impl Side {
         let memory = Arc::new(Memory::allocate(memory_bytes)?);
         let region = fabric.register(&memory, 0, memory_bytes, Rights::NONE)?;
         let (remote, baseline) = (RemoteId(0), Baseline::Memcpy(Memory::allocate(memory_bytes)?));
-        let mut side = Side { fabric, peer, memory, region, remote, events: Vec::new(), baseline };
+        let is_encrypted = bench.options.encrypt;
+        let mut side = Side { fabric, peer, memory, region, remote, events: Vec::new(), is_encrypted, baseline };
         side.until(|event| match event {
             Event::Up { .. } => Some(Ok(())),
             Event::Gone { reason, .. } => Some(Err(std::mem::replace(reason, Error::invalid("")))),
@@ -226,6 +229,7 @@ impl Side {
 
     fn rows(&mut self, shape: Shape, pairs: usize, peers: &mut [Peer]) -> Result<Vec<Row>> {
         let (transport, baseline) = match &self.baseline {
+            Baseline::Sockets(_) if self.is_encrypted => ("tcp+tls", "sockets"),
             Baseline::Sockets(_) => ("tcp", "sockets"),
             Baseline::Memcpy(_) => ("shm", "memcpy"),
         };

@@ -329,7 +329,8 @@ pub enum Bench {
 
 #[derive(Args, Debug)]
 pub struct BenchTransfer {
-    /// Way of the bytes between two processes on this host, `tcp` or `shm`; by default both, one after the other
+    /// Way of the bytes between two processes on this host, `tcp` or `shm`; by default both, one after the other, or
+    /// `tcp` with `--encrypt`
     #[arg(long, value_name = "TRANSPORT", value_parser = ["tcp", "shm"], conflicts_with_all = ["listen", "connect"])]
     pub transport: Option<String>,
     /// Serve measurements of other processes at this address, `tcp://HOST:PORT` or `shm:///PATH`
@@ -351,6 +352,9 @@ pub struct BenchTransfer {
     /// File with the secret that both sides share; needed between hosts
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<std::path::PathBuf>,
+    /// Encrypt what goes over TCP; both sides need it, and the secret
+    #[arg(long, requires = "secret_file")]
+    pub encrypt: bool,
     /// TCP connections
     #[arg(long, value_name = "COUNT", default_value_t = Options::default().connections)]
     pub connections: u16,

@@ -343,6 +343,10 @@ fn transfers_are_measured_on_both_transports_and_between_two_commands() {
     let mut line = String::new();
     BufReader::new(other.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let address = line.trim_end().strip_prefix("listening at ").expect("it says where").to_owned();
+    let encrypted = [&["bench", "transfer", "--encrypt"][..], &secret, &shape, &amount].concat();
+    check(&run(&encrypted).json(), &["tcp+tls"]);
+    run(&[&encrypted[..], &["--transport", "shm"]].concat()).assert_refused(2, "`--transport` cannot be `shm`");
+    run(&["bench", "transfer", "--encrypt"]).assert_refused(2, "--secret-file");
     let refused = run(&["bench", "transfer", "--connect", &address, "--pairs", "1"]);
     assert!(refused.err.contains("another secret") && refused.err.contains("hint:"), "{}", refused.err);
     let connect = ["bench", "transfer", "--connect", &address];

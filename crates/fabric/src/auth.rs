@@ -2,7 +2,8 @@
 //!
 //! Invariants: neither the secret nor anything that it could be guessed from without a connection crosses the wire in
 //! the clear. Each proof is for one pair of nonces, so it cannot be replayed, and for one role, so it cannot be
-//! reflected. Without a secret the proofs show nothing; addresses are then limited to this host.
+//! reflected. With encryption, a second proof is for one channel, so it cannot be passed on. Without a secret the
+//! proofs show nothing; addresses are then limited to this host.
 
 use std::fs::File;
 use std::io::Read;
@@ -62,17 +63,23 @@ impl Secret {
         Secret([0; 32])
     }
 
-    /// The listener's proof.
-    pub fn answer(&self, hello: &[u8; HELLO_BYTES], epoch: u64, nonce: [u8; 32]) -> Answer {
-        let unproven = Answer { epoch, nonce, proof: [0; 32] };
+    /// What only those have who know the secret and are at the ends of this channel of TLS. With it in the place of
+    /// the secret, proofs and keys are of the channel alone; see `tls`.
+    pub fn within(&self, channel: &[u8; 32]) -> Secret {
+        Secret(*blake3::Hasher::new_keyed(&self.0).update(channel).update(b"channel").finalize().as_bytes())
+    }
+
+    /// The answer with the listener's proof, whatever its proof was.
+    pub fn answer(&self, hello: &[u8; HELLO_BYTES], answer: Answer) -> Answer {
+        let unproven = Answer { proof: [0; 32], ..answer };
         Answer { proof: *self.proof(b"listens", hello, unproven).as_bytes(), ..unproven }
     }
 
     /// Errors unless the listener knows the secret.
     pub fn check_answer(&self, hello: &[u8; HELLO_BYTES], answer: Answer) -> Result<()> {
-        let expected = self.proof(b"listens", hello, Answer { proof: [0; 32], ..answer });
+        let expected = self.answer(hello, answer).proof;
         // Comparing hashes takes the same time wherever they differ.
-        if expected == blake3::Hash::from(answer.proof) { Ok(()) } else { Err(other_secret()) }
+        if blake3::Hash::from(expected) == blake3::Hash::from(answer.proof) { Ok(()) } else { Err(other_secret()) }
     }
 
     /// The connecting side's proof.
@@ -120,8 +127,11 @@ mod tests {
     #[test]
     fn proofs_count_for_one_secret_one_role_and_one_pair_of_nonces() {
         let (ours, other) = (Secret::new(&[1; 16]).unwrap(), Secret::new(&[2; 16]).unwrap());
-        let hello = Hello { session: [1; 16], epoch: 2, index: 0, connections: 1, nonce: [3; 32] }.to_wire();
-        let answer = ours.answer(&hello, 4, [5; 32]);
+        let (is_encrypted, nonce) = (false, [3; 32]);
+        let hello = Hello { session: [1; 16], epoch: 2, index: 0, connections: 1, is_encrypted, nonce };
+        let (encrypted, hello) = (Hello { is_encrypted: true, ..hello }.to_wire(), hello.to_wire());
+        let unproven = Answer { epoch: 4, is_encrypted, nonce: [5; 32], proof: [0; 32] };
+        let answer = ours.answer(&hello, unproven);
         ours.check_answer(&hello, answer).unwrap();
         assert!(other.check_answer(&hello, answer).is_err());
         assert!(Secret::none().check_answer(&hello, answer).is_err());
@@ -129,11 +139,22 @@ mod tests {
         let proof = ours.proof_of_caller(&hello, answer);
         ours.check_caller(&hello, answer, proof).unwrap();
         assert!(other.check_caller(&hello, answer, proof).is_err());
-        let later = ours.answer(&hello, 4, [6; 32]);
+        let later = ours.answer(&hello, Answer { nonce: [6; 32], ..unproven });
         assert!(ours.check_caller(&hello, later, proof).is_err(), "a replay");
         assert!(ours.check_caller(&hello, answer, answer.proof).is_err(), "a reflection");
         let (sent, received) = ours.keys(&hello, answer);
         assert!(sent != received && sent != ours.keys(&hello, later).0);
+
+        // Whether TLS follows is covered, and so is its channel.
+        assert!(ours.check_answer(&encrypted, answer).is_err());
+        assert!(ours.check_answer(&hello, Answer { is_encrypted: true, ..answer }).is_err());
+        let [here, there] = [1, 2].map(|channel| ours.within(&[channel; 32]));
+        here.check_answer(&hello, here.answer(&hello, answer)).unwrap();
+        assert!(here.check_answer(&hello, answer).is_err(), "a proof without a channel");
+        assert!(there.check_answer(&hello, here.answer(&hello, answer)).is_err(), "a proof of another channel");
+        assert!(other.within(&[1; 32]).check_answer(&hello, here.answer(&hello, answer)).is_err());
+        assert!(there.check_caller(&hello, answer, here.proof_of_caller(&hello, answer)).is_err());
+        assert!(here.keys(&hello, answer).0 != there.keys(&hello, answer).0);
     }
 
     #[test]

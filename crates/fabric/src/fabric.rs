@@ -30,6 +30,7 @@ use crate::auth::Secret;
 use crate::ids::{OpId, PeerId, RegionId, RemoteId};
 use crate::line::Line;
 use crate::memory::Memory;
+use crate::tls::Keys;
 use crate::wire::{Kind, MESSAGE_WINDOW, MOST_CONNECTIONS, MOST_MESSAGE_BYTES, Refusal};
 
 /// Sessions at once; each can have [`MESSAGE_WINDOW`] messages here that nobody has taken.
@@ -70,11 +71,14 @@ pub struct Options {
     pub connections: u16,
     /// Limit of connecting and of the handshake.
     pub connect_deadline: Duration,
+    /// Connections over TCP are encrypted, or there are none: both sides need it, and a secret. Costs processor time
+    /// for each byte, and a round trip to connect. Shared memory does not leave the host and stays as it is.
+    pub encrypt: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { secret: None, connections: 4, connect_deadline: Duration::from_secs(5) }
+        Options { secret: None, connections: 4, connect_deadline: Duration::from_secs(5), encrypt: false }
     }
 }
 
@@ -232,6 +236,8 @@ pub struct Fabric {
     is_woken: bool,
     timers: Timers,
     options: Options,
+    /// If it encrypts.
+    keys: Option<Keys>,
     epoch: u64,
     /// Numbers that are left of the latest block.
     ids: std::ops::Range<u64>,
@@ -290,6 +296,10 @@ impl Fabric {
             let error = Error::invalid("a wrong limit of the time to connect");
             return Err(error.hint(format!("more than 0 and at most {} seconds", MOST_CONNECT.as_secs())));
         }
+        if options.encrypt && options.secret.is_none() {
+            let error = Error::invalid("encryption needs a secret, which shows who is at the other end");
+            return Err(error.hint(SECRET_HINT));
+        }
         let failed = |errno: rustix::io::Errno| {
             let error = Error::new(ErrorKind::Io, "cannot make a transfer endpoint").source(errno);
             error.hint("are there descriptors left (`ulimit -n`)?")
@@ -303,12 +313,14 @@ impl Fabric {
         }
         let mut epoch = [0; 8];
         fill_random(&mut epoch)?;
+        let keys = options.encrypt.then(new_keys).transpose()?;
         Ok(Fabric {
             epoll,
             wake,
             is_woken: false,
             timers,
             options,
+            keys,
             epoch: u64::from_le_bytes(epoch),
             ids: 0..0,
             listeners: HashMap::new(),
@@ -704,7 +716,7 @@ impl Fabric {
             return Ok(());
         }
         let error = Error::invalid("without a secret, an endpoint reaches this host only").with("address", address);
-        Err(error.hint("give all endpoints one secret file: `head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE`"))
+        Err(error.hint(SECRET_HINT))
     }
 }
 
@@ -754,6 +766,15 @@ fn takes_none(waiting: usize) -> Error {
 fn no_region() -> Error {
     Error::invalid("the memory is not registered at this endpoint, or no longer")
         .hint("register it at the endpoint that uses it, and deregister it afterwards")
+}
+
+const SECRET_HINT: &str =
+    "give all endpoints one secret file: `head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE`";
+
+fn new_keys() -> Result<Keys> {
+    let mut random = [0; 32];
+    fill_random(&mut random)?;
+    Keys::new(random)
 }
 
 /// Fills `bytes` from the kernel's generator.

@@ -3,7 +3,8 @@
 //! A [`Fabric`] belongs to one thread, which polls it. In path order: [`Memory`] is registered under some [`Rights`]
 //! and exported as a [`Descriptor`]; a peer connects to an [`Address`], imports the descriptor, and submits operations
 //! on it. `fabric` decides and keeps the books, `line` is one connection, `wire` the bytes on it, `socket` the two
-//! calls that move them, `auth` who may connect. An [`Endpoint`] is a fabric with a thread of its own, for programs.
+//! calls that move them, `tls` what encrypts them, `auth` who may connect. An [`Endpoint`] is a fabric with a thread of
+//! its own, for programs.
 //!
 //! Invariants:
 //!
@@ -23,6 +24,7 @@ mod ids;
 mod line;
 mod memory;
 mod socket;
+mod tls;
 mod wire;
 
 pub use address::Address;

@@ -14,7 +14,8 @@ use forebay_core::{Error, ErrorKind, Result};
 use crate::ids::{OpId, PeerId, RegionId};
 use crate::memory::Memory;
 use crate::socket::{self, MOST_PARTS, Part, Place};
-use crate::wire::{HEADER_BYTES, Header, Hello, Key, Kind, Refusal, WireSegment, broken};
+use crate::tls::{self, Tls};
+use crate::wire::{Answer, HEADER_BYTES, Header, Hello, Key, Kind, PROOF_BYTES, Refusal, WireSegment, broken};
 
 /// Bytes that may come with a header in one call: a frame of 4 KiB, whole.
 const INBOX_BYTES: usize = 4096 + 2 * HEADER_BYTES;
@@ -117,15 +118,23 @@ pub enum Phase {
     Connecting(Hello),
     /// Ours: the answer is awaited.
     Asked(Hello),
+    /// Ours, with TLS: it begins.
+    Securing(Hello, Answer),
+    /// Ours, with TLS: the proof of its channel is awaited.
+    Secured(Hello, Answer),
     /// Theirs: the hello is awaited.
     Accepted,
     /// Theirs: the proof is awaited.
-    Answered(Hello, crate::wire::Answer),
+    Answered(Hello, Answer),
+    /// Theirs, with TLS: it begins, and the proof of its channel is awaited.
+    Proven(Hello, Answer),
     Open,
 }
 
 pub struct Line {
     socket: OwnedFd,
+    /// Between the line and its socket.
+    tls: Option<Box<Tls>>,
     /// A Unix socket, which can carry descriptors.
     pub is_shm: bool,
     pub peer: Option<PeerId>,
@@ -162,6 +171,7 @@ impl Line {
     pub fn new(socket: OwnedFd, is_shm: bool, phase: Phase, record: usize) -> Line {
         Line {
             socket,
+            tls: None,
             is_shm,
             peer: None,
             can_write: !matches!(phase, Phase::Connecting(_)),
@@ -189,6 +199,38 @@ impl Line {
 
     pub fn socket(&self) -> &OwnedFd {
         &self.socket
+    }
+
+    /// From now on TLS carries all that goes either way, but for what waits to be sent. The other side's proof of the
+    /// channel comes next.
+    pub fn secure(&mut self, mut tls: Tls, phase: Phase) {
+        let waiting = self.control.drain(..).filter_map(|queued| match queued {
+            Queued::Record(bytes) => Some(bytes),
+            _ => None,
+        });
+        let begun = self.sending.drain(..).filter_map(|chunk| match chunk {
+            Chunk::Bytes(bytes) => Some(bytes),
+            Chunk::Span(..) => None,
+        });
+        let mut clear: Vec<u8> = begun.chain(waiting).flatten().collect();
+        clear.drain(..std::mem::take(&mut self.sent) as usize);
+        tls.begin(clear, self.inbox[self.fresh.clone()].to_vec());
+        self.fresh = 0..0;
+        self.tls = Some(Box::new(tls));
+        // What has come is in its hands: the kernel will not tell of it again.
+        self.can_read = true;
+        self.phase = phase;
+        self.incoming = Incoming::Record(PROOF_BYTES);
+    }
+
+    #[cfg(test)]
+    pub fn is_secured(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// What only this channel of TLS has, once it stands.
+    pub fn channel(&self) -> Option<[u8; 32]> {
+        self.tls.as_ref().and_then(|tls| tls.channel())
     }
 
     /// From now on frames go both ways.
@@ -237,7 +279,8 @@ impl Line {
 
     /// Whether bytes wait for the socket.
     pub fn has_to_send(&self) -> bool {
-        !self.sending.is_empty() || !self.control.is_empty() || !self.bulk.is_empty()
+        let is_waiting = !self.sending.is_empty() || !self.control.is_empty() || !self.bulk.is_empty();
+        is_waiting || self.tls.as_ref().is_some_and(|tls| tls.has_to_send())
     }
 
     /// The descriptor that came with the latest frame.
@@ -261,10 +304,17 @@ impl Line {
                     Chunk::Span(span, _) => Part::Memory(&span.memory, span.offset + from, span.bytes - from),
                 }
             });
-            match socket::send(self.socket.as_fd(), parts, self.right.as_ref().map(|right| right.as_fd())) {
+            let sent = match &mut self.tls {
+                None => socket::send(self.socket.as_fd(), parts, self.right.as_ref().map(|right| right.as_fd())),
+                Some(tls) => tls.send(self.socket.as_fd(), parts),
+            };
+            match sent {
                 Ok(sent) => {
                     self.right = None;
-                    self.can_write = sent as u64 == wanted;
+                    self.can_write = match &self.tls {
+                        None => sent as u64 == wanted,
+                        Some(tls) => !tls.has_to_send(),
+                    };
                     self.advance(sent as u64);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.can_write = false,
@@ -414,7 +464,7 @@ impl Line {
         let room = self.inbox.len() - self.fresh.end;
         let place = Place::Bytes(&mut self.inbox[self.fresh.end..]);
         let rights = self.is_shm.then_some(&mut self.rights);
-        let received = socket::receive(self.socket.as_fd(), std::iter::once(place), rights);
+        let received = receive(&self.socket, &mut self.tls, std::iter::once(place), rights);
         let received = self.received(received, room)?;
         self.fresh.end += received;
         // A descriptor that nobody asked for keeps a file open; two are an attack.
@@ -459,7 +509,7 @@ impl Line {
                 room += self.inbox.len();
                 parts.push(Place::Bytes(&mut self.inbox[..]));
             }
-            let received = socket::receive(self.socket.as_fd(), parts.into_iter(), None);
+            let received = receive(&self.socket, &mut self.tls, parts.into_iter(), None);
             let received = self.received(received, room)? as u64;
             let Incoming::Payload(landing) = &mut self.incoming else { unreachable!("nothing changed it") };
             landing.done += received.min(wanted);
@@ -491,6 +541,7 @@ impl Line {
                 Ok(0)
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(tls::changed(error)),
             Err(error) => Err(lost(error)),
         }
     }
@@ -547,6 +598,19 @@ impl Drop for Line {
     /// A child that was forked keeps the socket open; the other side hears of the end all the same.
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Receives through TLS, if there is one.
+fn receive<'a>(
+    socket: &OwnedFd,
+    tls: &mut Option<Box<Tls>>,
+    places: impl Iterator<Item = Place<'a>>,
+    rights: Option<&mut Vec<OwnedFd>>,
+) -> io::Result<usize> {
+    match tls {
+        None => socket::receive(socket.as_fd(), places, rights),
+        Some(tls) => tls.receive(socket.as_fd(), places),
     }
 }
 

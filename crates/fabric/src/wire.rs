@@ -221,6 +221,8 @@ pub struct Hello {
     /// Of this connection within the session.
     pub index: u16,
     pub connections: u16,
+    /// TLS follows.
+    pub is_encrypted: bool,
     pub nonce: [u8; 32],
 }
 
@@ -231,6 +233,7 @@ impl Hello {
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
         bytes[10..12].copy_from_slice(&self.index.to_le_bytes());
         bytes[12..14].copy_from_slice(&self.connections.to_le_bytes());
+        bytes[14] = u8::from(self.is_encrypted);
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[24..40].copy_from_slice(&self.session);
         bytes[40..72].copy_from_slice(&self.nonce);
@@ -243,6 +246,7 @@ impl Hello {
         let hello = Hello {
             index: half(10),
             connections: half(12),
+            is_encrypted: is_encrypted(bytes)?,
             epoch: u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes")),
             session: bytes[24..40].try_into().expect("sixteen bytes"),
             nonce: bytes[40..72].try_into().expect("32 bytes"),
@@ -256,6 +260,8 @@ impl Hello {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub epoch: u64,
+    /// TLS follows.
+    pub is_encrypted: bool,
     pub nonce: [u8; 32],
     pub proof: [u8; 32],
 }
@@ -265,6 +271,7 @@ impl Answer {
         let mut bytes = [0; ANSWER_BYTES];
         bytes[0..8].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[14] = u8::from(self.is_encrypted);
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[24..56].copy_from_slice(&self.nonce);
         bytes[56..88].copy_from_slice(&self.proof);
@@ -274,6 +281,7 @@ impl Answer {
     pub fn from_wire(bytes: &[u8; ANSWER_BYTES]) -> Result<Answer> {
         check_version(bytes)?;
         Ok(Answer {
+            is_encrypted: is_encrypted(bytes)?,
             epoch: u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes")),
             nonce: bytes[24..56].try_into().expect("32 bytes"),
             proof: bytes[56..88].try_into().expect("32 bytes"),
@@ -291,6 +299,15 @@ fn check_version(bytes: &[u8]) -> Result<()> {
             .with("its", other)
             .with("ours", VERSION)
             .hint("use the same release on both sides")),
+    }
+}
+
+/// Of the first two records. Before there was encryption, it was 0.
+fn is_encrypted(bytes: &[u8]) -> Result<bool> {
+    match bytes[14] {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(broken("a record of another kind of encryption")),
     }
 }
 
@@ -412,8 +429,9 @@ mod tests {
 
         #[test]
         fn whatever_a_stranger_says_first_is_one_greeting_or_none() {
-            let hello = Hello { session: [1; 16], epoch: 5, index: 1, connections: 2, nonce: [2; 32] };
-            let answer = Answer { epoch: 7, nonce: [3; 32], proof: [4; 32] };
+            let (is_encrypted, nonce) = (true, [2; 32]);
+            let hello = Hello { session: [1; 16], epoch: 5, index: 1, connections: 2, is_encrypted, nonce };
+            let answer = Answer { epoch: 7, is_encrypted, nonce: [3; 32], proof: [4; 32] };
             let inputs = vec![hello.to_wire().to_vec(), answer.to_wire().to_vec()];
             Target::new("greetings", inputs).cases(40_000).run(|bytes| {
                 let Some(bytes) = bytes.first_chunk::<HELLO_BYTES>() else { return (0, 0) };

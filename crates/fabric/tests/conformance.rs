@@ -9,7 +9,7 @@ use forebay_core::{ErrorKind, Result};
 use forebay_fabric::{
     Descriptor, Endpoint, Event, MESSAGE_WINDOW, MOST_MESSAGE_BYTES, Memory, OpId, Operation, Rights, Verb,
 };
-use support::{Pair, Side, TRANSPORTS, Transport, both, bytes_of, end_of, options, pattern, segment, take};
+use support::{Pair, Side, TRANSPORTS, Transport, both, bytes_of, end_of, options, options_of, pattern, segment, take};
 
 /// Runs a claim on each transport.
 fn on_each(claim: impl Fn(&mut Pair)) {
@@ -123,7 +123,7 @@ fn what_another_endpoint_of_the_process_calls_by_its_numbers_is_unknown() {
     on_each(|pair| {
         let (theirs, _, remote) = pair.remote(4096, Rights::READ_AND_WRITE);
         theirs.write(0, &pattern(1, 4096));
-        let mut third = Side::new(options());
+        let mut third = Side::new(options_of(pair.transport));
         let to_b = third.fabric.connect(&pair.address).unwrap();
         both(&mut third, &mut pair.b, |third, _| take(third, |event| matches!(event, Event::Up { .. }).then_some(())));
         // As many as the first has, so that small numbers would be the same.
@@ -520,7 +520,7 @@ fn descriptors_of_another_start_are_refused() {
         let (_, region) = pair.b.memory(4096, Rights::READ);
         let old = pair.b.fabric.export(region).unwrap();
         // The peer starts again at the same address.
-        pair.b = Side::new(support::options());
+        pair.b = Side::new(options_of(pair.transport));
         let gone = |event: &Event| matches!(event, Event::Gone { .. }).then_some(());
         pair.a.until(gone);
         let address = pair.b.fabric.listen(&pair.address.clone()).unwrap();
@@ -541,11 +541,15 @@ fn descriptors_of_another_start_are_refused() {
 
 #[test]
 fn a_thousand_connections_are_served_and_leave_nothing_behind() {
+    [Transport::Tcp, Transport::Encrypted].into_iter().for_each(thousand_connections);
+}
+
+fn thousand_connections(transport: Transport) {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let all = rustix::process::Rlimit { current: files.maximum, maximum: files.maximum };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, all).unwrap();
-    let (mut a, mut b) = (Side::new(support::options()), Side::new(support::options()));
-    let address = b.fabric.listen(&support::address(Transport::Tcp).0).unwrap();
+    let (mut a, mut b) = (Side::new(options_of(transport)), Side::new(options_of(transport)));
+    let address = b.fabric.listen(&support::address(transport).0).unwrap();
     let (theirs, region) = b.memory(4096, Rights::READ);
     theirs.write(0, &pattern(1, 4096));
     let descriptor = b.fabric.export(region).unwrap();

@@ -17,7 +17,7 @@ use forebay_core::{ErrorKind, Result};
 use forebay_fabric::{Event, Memory, OpId, Operation, PeerId, RegionId, RemoteId, Rights, Segment, Verb};
 use rustix::process::Signal;
 use support::other::{BYTES, Other, SEED, meet, wait};
-use support::{PATIENCE, Side, Transport, bytes_of, end_of, options, pattern, segment};
+use support::{PATIENCE, Side, Transport, bytes_of, end_of, options_of, pattern, segment};
 
 /// In CI.
 const SEEDS: u64 = 2;
@@ -31,10 +31,21 @@ const ROUNDS: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Tcp,
+    Encrypted,
     /// Through the Unix socket.
     ShmSocket,
     /// By a copy of this process.
     ShmMapped,
+}
+
+impl Way {
+    fn transport(self) -> Transport {
+        match self {
+            Way::Tcp => Transport::Tcp,
+            Way::Encrypted => Transport::Encrypted,
+            Way::ShmSocket | Way::ShmMapped => Transport::Shm,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,10 +87,10 @@ struct Case {
 impl Case {
     fn new(way: Way, verb: Verb, seed: u64) -> Case {
         let mut random = Random(seed);
-        let transport = if way == Way::Tcp { Transport::Tcp } else { Transport::Shm };
+        let transport = way.transport();
         let (address, home) = support::address(transport);
-        let other = Other::start(&address);
-        let mut side = Side::new(options());
+        let other = Other::start(transport, &address);
+        let mut side = Side::new(options_of(transport));
         let (peer, _, [part, whole]) = meet(&mut side, &other.address);
         let remote = if way == Way::ShmMapped { whole } else { part };
         let end = Instant::now() + PATIENCE;
@@ -155,7 +166,7 @@ impl Case {
                 self.ended_now(op)
             }
             Ending::Drop => {
-                self.side = Side::new(options());
+                self.side = Side::new(options_of(self.way.transport()));
                 return None;
             }
             Ending::PeerDisconnects => {
@@ -236,7 +247,7 @@ fn from_environment(name: &str) -> Option<u64> {
 fn whatever_ends_it(ending: Ending) {
     let first = from_environment("FOREBAY_FABRIC_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 20);
     for seed in first..first + from_environment("FOREBAY_FABRIC_SEEDS").unwrap_or(SEEDS) {
-        for way in [Way::Tcp, Way::ShmSocket, Way::ShmMapped] {
+        for way in [Way::Tcp, Way::Encrypted, Way::ShmSocket, Way::ShmMapped] {
             for verb in [Verb::Read, Verb::Write] {
                 println!("{ending:?} of a {verb:?}, {way:?}: FOREBAY_FABRIC_SEED={seed} FOREBAY_FABRIC_SEEDS=1");
                 Case::new(way, verb, seed).run(ending);

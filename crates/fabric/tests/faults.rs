@@ -12,15 +12,15 @@ use forebay_core::ErrorKind;
 use forebay_fabric::{Address, Event, OpId, Operation, Options, Rights, Verb};
 use rustix::process::Signal;
 use support::other::{BYTES, Other, SEED, meet, submit, wait};
-use support::{Side, TRANSPORTS, both, bytes_of, end_of, options, pattern, segment, take};
+use support::{Side, TRANSPORTS, Transport, both, bytes_of, end_of, options_of, pattern, segment, take};
 
 #[test]
 fn a_peer_that_is_killed_ends_its_operations_and_may_come_back_at_its_address() {
     for transport in TRANSPORTS {
         println!("on {transport:?}");
         let (address, _home) = support::address(transport);
-        let mut other = Other::start(&address);
-        let mut side = Side::new(options());
+        let mut other = Other::start(transport, &address);
+        let mut side = Side::new(options_of(transport));
         let (ours, local) = side.memory(BYTES, Rights::NONE);
         let (peer, descriptors, [remote, _]) = meet(&mut side, &other.address);
         let op = submit(&mut side, peer, Verb::Read, segment(local, 0, remote, 0, BYTES), None);
@@ -36,7 +36,7 @@ fn a_peer_that_is_killed_ends_its_operations_and_may_come_back_at_its_address() 
         }
         side.until(|event| matches!(event, Event::Gone { .. }).then_some(()));
 
-        let other = Other::start(&other.address);
+        let other = Other::start(transport, &other.address);
         let (peer, _, remotes) = meet(&mut side, &other.address);
         for descriptor in descriptors {
             assert_eq!(side.fabric.import(peer, &descriptor).unwrap_err().kind(), ErrorKind::NotFound);
@@ -55,8 +55,8 @@ fn a_frozen_peer_costs_its_operations_their_deadline_and_nothing_that_comes_late
     for transport in TRANSPORTS {
         println!("on {transport:?}");
         let (address, _home) = support::address(transport);
-        let other = Other::start(&address);
-        let mut side = Side::new(options());
+        let other = Other::start(transport, &address);
+        let mut side = Side::new(options_of(transport));
         let (ours, local) = side.memory(BYTES, Rights::NONE);
         let (peer, _, [remote, _]) = meet(&mut side, &other.address);
         // A first one under way, so that some of its bytes are on the way when the peer stops.
@@ -100,6 +100,8 @@ impl Proxy {
         std::thread::spawn(move || {
             let Ok((client, _)) = listener.accept() else { return };
             let Ok(server) = TcpStream::connect(target) else { return };
+            // Small pieces of a handshake would wait for each other.
+            [&client, &server].into_iter().for_each(|stream| stream.set_nodelay(true).unwrap());
             let (from, into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
             let other = cut.clone();
             std::thread::spawn(move || forward(&from, &into, forth.then_some(&other)));
@@ -123,9 +125,9 @@ fn forward(mut from: &TcpStream, mut into: &TcpStream, cut: Option<&Arc<AtomicI6
 }
 
 /// One session through a proxy: a read, a write, a message. Returns how many of its steps were done.
-fn session(cut: i64, forth: bool) -> usize {
+fn session(transport: Transport, cut: i64, forth: bool) -> usize {
     let cut = Arc::new(AtomicI64::new(cut));
-    let one = || Side::new(Options { connections: 1, ..options() });
+    let one = || Side::new(Options { connections: 1, ..options_of(transport) });
     let (mut a, mut b) = (one(), one());
     let Address::Tcp(target) = b.fabric.listen(&Address::parse("tcp://127.0.0.1:0").unwrap()).unwrap() else {
         panic!("another address");
@@ -180,17 +182,20 @@ fn session(cut: i64, forth: bool) -> usize {
 }
 
 #[test]
-fn a_connection_that_is_cut_at_any_byte_ends_in_order() {
-    for forth in [true, false] {
-        let mut last = 0;
-        let mut cut = 0;
-        while last < 4 {
-            let done = session(cut, forth);
-            assert!(done + 1 >= last, "cut {cut}: {done} steps after {last}");
-            last = done;
-            cut += 1;
-            assert!(cut < 5000, "the session never ends");
+fn a_connection_that_is_cut_anywhere_ends_in_order() {
+    // Of TLS at every third one: it has twice as many.
+    for (transport, step) in [(Transport::Tcp, 1), (Transport::Encrypted, 3)] {
+        for forth in [true, false] {
+            let mut last = 0;
+            let mut cut = 0;
+            while last < 4 {
+                let done = session(transport, cut, forth);
+                assert!(done + 1 >= last, "cut {cut}: {done} steps after {last}");
+                last = done;
+                cut += step;
+                assert!(cut < 5000, "the session never ends");
+            }
+            println!("{transport:?}, cut at each of {cut} bytes / {step}, {}", if forth { "forth" } else { "back" });
         }
-        println!("cut at each of {cut} bytes, {}", if forth { "forth" } else { "back" });
     }
 }

@@ -61,7 +61,7 @@ struct Session {
 impl Session {
     fn new(seed: u64) -> Session {
         let mut random = Random(seed);
-        let mut pair = Pair::new(TRANSPORTS[random.below(2) as usize]);
+        let mut pair = Pair::new(TRANSPORTS[random.below(3) as usize]);
         let mut theirs = Vec::new();
         for (at, rights) in [Rights::READ, Rights::READ, Rights::READ_AND_WRITE].into_iter().enumerate() {
             // The second cannot be mapped, so its bytes go through the socket.

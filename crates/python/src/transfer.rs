@@ -38,11 +38,12 @@ impl TransferEngine {
         secret_file: Option<PathBuf>,
         connections: u16,
         connect_timeout: f64,
+        encrypt: bool,
     ) -> Result<TransferEngine, Raised> {
         py.detach(|| {
             let secret = secret_file.as_deref().map(Secret::read).transpose()?;
             let connect_deadline = convert::duration(connect_timeout);
-            Ok(TransferEngine(Endpoint::new(Options { secret, connections, connect_deadline })?))
+            Ok(TransferEngine(Endpoint::new(Options { secret, connections, connect_deadline, encrypt })?))
         })
     }
 

@@ -28,9 +28,12 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
     }
     let transports = match &arguments.transport {
         Some(transport) => vec![transport.as_str()],
+        None if arguments.encrypt => vec!["tcp"],
         None => vec!["tcp", "shm"],
     };
     demand_peers(arguments)?;
+    let is_over_tcp = !arguments.encrypt || arguments.transport.as_deref() != Some("shm");
+    demand("--transport", "shm", is_over_tcp, "be `tcp` with `--encrypt`: what stays on the host is not encrypted")?;
     let rounds = if arguments.connect.is_some() { 1 } else { transports.len() };
     announce(rounds * bench.rows(), rounds as u64 * bench.moved_bytes(), 2.0);
     let (total, mut done) = (rounds * bench.rows(), 0);
@@ -40,6 +43,7 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
         note(&format!("{done:>3} of {total}: {what}, depth {}, {:.2} x {}", row.depth, row.ratio, row.baseline));
     };
     let (names, python) = (arguments.peers.clone(), arguments.python.clone());
+    let (secret_file, encrypts) = (arguments.secret_file.clone(), arguments.encrypt);
     let connect = arguments.connect.as_deref().map(Address::parse).transpose()?;
     let transports: Vec<String> = transports.into_iter().map(str::to_owned).collect();
     // Held here too, so that a signal ends it.
@@ -56,7 +60,7 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
             for transport in transports {
                 let address = {
                     let mut other = lock(&other);
-                    other.insert(Other::start(&transport)?).address.clone()
+                    other.insert(Other::start(&transport, secret_file.as_deref(), encrypts)?).address.clone()
                 };
                 let peers = if transport == "tcp" { &mut peers[..] } else { &mut [] };
                 rows.extend(measure(&bench, &address, peers, &mut tell)?);
@@ -175,7 +179,12 @@ fn bench(arguments: &BenchTransfer) -> Result<TransferBench> {
         segments: arguments.segments.clone(),
         run_bytes: arguments.run_bytes.0,
         pairs: arguments.pairs,
-        options: Options { secret, connections: arguments.connections, ..Options::default() },
+        options: Options {
+            secret,
+            connections: arguments.connections,
+            encrypt: arguments.encrypt,
+            ..Options::default()
+        },
     })
 }
 
@@ -187,7 +196,7 @@ struct Other {
 }
 
 impl Other {
-    fn start(transport: &str) -> Result<Other> {
+    fn start(transport: &str, secret_file: Option<&Path>, encrypts: bool) -> Result<Other> {
         let failed = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start the other process").source(error);
         let home = tempfile::tempdir().map_err(failed)?;
         let address = match transport {
@@ -197,6 +206,8 @@ impl Other {
         let program = std::env::current_exe().map_err(failed)?;
         let mut command = Command::new(program);
         command.args(["bench", "transfer", "--once", "--listen", &address]).stdout(Stdio::piped());
+        command.args(secret_file.into_iter().flat_map(|file| ["--secret-file".as_ref(), file.as_os_str()]));
+        command.args(encrypts.then_some("--encrypt"));
         let mut process = command.spawn().map_err(failed)?;
         let mut line = String::new();
         let said = BufReader::new(process.stdout.take().expect("it is piped")).read_line(&mut line);

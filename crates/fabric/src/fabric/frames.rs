@@ -50,6 +50,7 @@ impl Fabric {
                 return self.lost(id, error);
             }
         }
+        self.prove_channel(id);
         self.flush(id);
         if self.lines.get(&id).is_some_and(Line::is_ready) {
             self.make_line_ready(id);

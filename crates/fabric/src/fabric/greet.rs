@@ -36,7 +36,8 @@ impl Fabric {
             let socket = address.connect()?;
             let id = self.draw_id();
             self.watch(&socket, id, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP)?;
-            let hello = Hello { session, epoch: self.epoch, index, connections, nonce };
+            let is_encrypted = !is_shm && self.keys.is_some();
+            let hello = Hello { session, epoch: self.epoch, index, connections, is_encrypted, nonce };
             let mut line = Line::new(socket, is_shm, Phase::Connecting(hello), ANSWER_BYTES);
             line.peer = Some(peer);
             lines.push((id, line));
@@ -101,12 +102,18 @@ impl Fabric {
         let Some(line) = self.lines.get_mut(&id) else { return Ok(()) };
         match line.phase {
             Phase::Asked(hello) => {
-                let hello = hello.to_wire();
+                let wire = hello.to_wire();
                 let answer = Answer::from_wire(bytes.try_into().expect("a record of this length was asked for"))?;
-                secret.check_answer(&hello, answer)?;
-                line.push(Queued::Record(secret.proof_of_caller(&hello, answer).to_vec()));
-                let (connects, listens) = secret.keys(&hello, answer);
-                line.open(connects, listens);
+                secret.check_answer(&wire, answer)?;
+                check_encryption(hello.is_encrypted, answer.is_encrypted)?;
+                line.push(Queued::Record(secret.proof_of_caller(&wire, answer).to_vec()));
+                match self.keys.as_ref().filter(|_| hello.is_encrypted) {
+                    Some(keys) => line.secure(keys.connect()?, Phase::Securing(hello, answer)),
+                    None => {
+                        let (connects, listens) = secret.keys(&wire, answer);
+                        line.open(connects, listens);
+                    }
+                }
                 let peer = line.peer.and_then(|peer| self.books.peers.get_mut(&peer));
                 let peer = peer.ok_or_else(|| broken("an answer without a question"))?;
                 if peer.epoch != 0 && peer.epoch != answer.epoch {
@@ -119,7 +126,9 @@ impl Fabric {
                 let hello = Hello::from_wire(wire)?;
                 let mut nonce = [0; 32];
                 fill_random(&mut nonce)?;
-                let answer = secret.answer(wire, self.epoch, nonce);
+                let is_encrypted = !line.is_shm && self.keys.is_some();
+                let answer = Answer { epoch: self.epoch, is_encrypted, nonce, proof: [0; 32] };
+                let answer = secret.answer(wire, answer);
                 line.push(Queued::Record(answer.to_wire().to_vec()));
                 line.phase = Phase::Answered(hello, answer);
                 line.incoming = crate::line::Incoming::Record(PROOF_BYTES);
@@ -128,13 +137,51 @@ impl Fabric {
                 let wire = hello.to_wire();
                 let proof = bytes.try_into().expect("a record of this length was asked for");
                 secret.check_caller(&wire, answer, proof)?;
+                check_encryption(answer.is_encrypted, hello.is_encrypted)?;
+                if let Some(keys) = self.keys.as_ref().filter(|_| hello.is_encrypted) {
+                    line.secure(keys.listen()?, Phase::Proven(hello, answer));
+                    return Ok(());
+                }
                 let (connects, listens) = secret.keys(&wire, answer);
                 line.open(listens, connects);
                 self.join(id, hello)?;
             }
+            Phase::Secured(hello, answer) => {
+                let wire = hello.to_wire();
+                let proof = bytes.try_into().expect("a record of this length was asked for");
+                let within = secret.within(&line.channel().ok_or_else(no_channel)?);
+                within.check_answer(&wire, Answer { proof, ..answer }).map_err(|_| no_channel())?;
+                let (connects, listens) = within.keys(&wire, answer);
+                line.open(connects, listens);
+                // The session may be up already, by another connection.
+                if let Some(peer) = line.peer {
+                    self.pump(peer);
+                }
+            }
+            Phase::Proven(hello, answer) => {
+                let wire = hello.to_wire();
+                let proof = bytes.try_into().expect("a record of this length was asked for");
+                let within = secret.within(&line.channel().ok_or_else(no_channel)?);
+                within.check_caller(&wire, answer, proof).map_err(|_| no_channel())?;
+                line.push(Queued::Record(within.answer(&wire, answer).proof.to_vec()));
+                let (connects, listens) = within.keys(&wire, answer);
+                line.open(listens, connects);
+                self.join(id, hello)?;
+            }
+            Phase::Securing(..) => return Err(no_channel()),
             Phase::Connecting(_) | Phase::Open => unreachable!("no record is read in these phases"),
         }
         Ok(())
+    }
+
+    /// Once TLS of our connection stands: shows that the secret is known at this end of this channel.
+    pub(super) fn prove_channel(&mut self, id: u64) {
+        let Some(line) = self.lines.get_mut(&id) else { return };
+        let Phase::Securing(hello, answer) = line.phase else { return };
+        let (Some(channel), Some(secret)) = (line.channel(), &self.options.secret) else { return };
+        let proof = secret.within(&channel).proof_of_caller(&hello.to_wire(), answer);
+        line.push(Queued::Record(proof.to_vec()));
+        line.phase = Phase::Secured(hello, answer);
     }
 
     /// A connection of a session that the other side began. With the last of them the session is up.
@@ -218,13 +265,37 @@ impl Fabric {
 
     /// A connection ended or its other side broke the rules.
     pub(super) fn lost(&mut self, id: u64, error: Error) {
-        match self.lines.get(&id).and_then(|line| line.peer) {
+        let line = self.lines.get(&id);
+        let error = match line.map(|line| &line.phase) {
+            Some(Phase::Securing(..) | Phase::Secured(..)) => error.hint(MIDDLE_HINT),
+            _ => error,
+        };
+        match line.and_then(|line| line.peer) {
             Some(peer) => self.gone(peer, error),
             // Nobody was told of it.
             None => drop(self.lines.remove(&id)),
         }
     }
 }
+
+/// Errors unless both sides encrypt, or neither.
+fn check_encryption(ours: bool, theirs: bool) -> Result<()> {
+    let what = match (ours, theirs) {
+        (true, false) => "this side encrypts, and the peer does not",
+        (false, true) => "the peer encrypts, and this side does not",
+        _ => return Ok(()),
+    };
+    Err(Error::invalid(what).hint("make both endpoints with `encrypt`, or neither"))
+}
+
+/// Both sides know the secret, and each has another channel or none.
+fn no_channel() -> Error {
+    broken("no proof for this channel").hint(MIDDLE_HINT)
+}
+
+/// Who does not get the proof that it waits for closes the connection, and says nothing to whom it may be.
+const MIDDLE_HINT: &str =
+    "has the peer's process ended? if not, something between the two ends encryption: use a way without it";
 
 impl Books {
     /// Whether this origin may begin another session. None but this process's own user has more than are left for

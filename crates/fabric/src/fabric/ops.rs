@@ -118,7 +118,8 @@ impl Fabric {
         }
         let lines = entry.lines.clone();
         loop {
-            let has_room = |line: &&Line| line.asked.len() < WINDOW && line.asked_bytes < LINE_BYTES;
+            // With TLS the proof of one may come after the word, on another, that the session is up.
+            let has_room = |line: &&Line| line.is_open() && line.asked.len() < WINDOW && line.asked_bytes < LINE_BYTES;
             let open = lines.iter().flatten().filter_map(|id| Some((*id, self.lines.get(id)?)));
             let best = open.filter(|(_, line)| has_room(line)).min_by_key(|(_, line)| line.asked_bytes);
             let Some(line) = best.map(|(id, _)| id) else { return };

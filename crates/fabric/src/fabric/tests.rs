@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::socket::{Part, Place};
+use crate::tls::Tls;
 use crate::wire::{ANSWER_BYTES, Answer, Header, Hello, Key, PIECE_BYTES, WINDOW, WireSegment, segments_to_wire};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -29,8 +31,17 @@ const REGION: u64 = 8192;
 
 impl Victim {
     fn new(is_shm: bool) -> Victim {
+        Victim::with(is_shm, false)
+    }
+
+    /// Over TCP.
+    fn encrypting() -> Victim {
+        Victim::with(false, true)
+    }
+
+    fn with(is_shm: bool, encrypt: bool) -> Victim {
         let secret = Some(Secret::new(SECRET).unwrap());
-        let mut fabric = Fabric::new(Options { secret, ..Options::default() }).unwrap();
+        let mut fabric = Fabric::new(Options { secret, encrypt, ..Options::default() }).unwrap();
         let home = tempfile::tempdir().unwrap();
         let address = match is_shm {
             true => Address::Shm(home.path().join("a.sock")),
@@ -47,7 +58,12 @@ impl Victim {
 
     fn dial(&self) -> File {
         match &self.address {
-            Address::Tcp(address) => File::from(OwnedFd::from(TcpStream::connect(address).unwrap())),
+            Address::Tcp(address) => {
+                let stream = TcpStream::connect(address).unwrap();
+                // The parts of a handshake would wait for each other.
+                stream.set_nodelay(true).unwrap();
+                File::from(OwnedFd::from(stream))
+            }
             Address::Shm(path) => File::from(OwnedFd::from(UnixStream::connect(path).unwrap())),
         }
     }
@@ -88,21 +104,54 @@ impl Victim {
 /// A peer that knows the secret.
 struct Attacker {
     stream: File,
+    tls: Option<Tls>,
     send: (Key, u64),
 }
 
 impl Attacker {
     fn connect(victim: &mut Victim) -> Attacker {
         let mut stream = victim.dial();
-        let hello = Hello { session: [1; 16], epoch: 5, index: 0, connections: 1, nonce: [2; 32] }.to_wire();
+        let hello = hello(victim.fabric.keys.is_some());
         stream.write_all(&hello).unwrap();
         let answer = victim.answer(&stream);
         let secret = Secret::new(SECRET).unwrap();
         secret.check_answer(&hello, answer).unwrap();
         stream.write_all(&secret.proof_of_caller(&hello, answer)).unwrap();
+        let mut attacker = Attacker { stream, tls: None, send: (secret.keys(&hello, answer).0, 0) };
+        if victim.fabric.keys.is_some() {
+            let within = secret.within(&attacker.secure(victim));
+            attacker.put(&within.proof_of_caller(&hello, answer));
+            attacker.send.0 = within.keys(&hello, answer).0;
+        }
         victim.until(|victim| victim.events.iter().any(|event| matches!(event, Event::Up { .. })));
         victim.events.clear();
-        Attacker { stream, send: (secret.keys(&hello, answer).0, 0) }
+        attacker
+    }
+
+    /// Begins TLS. Returns what its channel has.
+    fn secure(&mut self, victim: &mut Victim) -> [u8; 32] {
+        let mut tls = new_keys().unwrap().connect().unwrap();
+        victim.until(|_| {
+            tls.send(self.stream.as_fd(), std::iter::empty()).unwrap();
+            let _ = tls.receive(self.stream.as_fd(), std::iter::once(Place::Bytes(&mut [0])));
+            tls.channel().is_some()
+        });
+        let channel = tls.channel().unwrap();
+        self.tls = Some(tls);
+        channel
+    }
+
+    /// The victim may have thrown us out by now.
+    fn put(&mut self, bytes: &[u8]) {
+        let Some(tls) = &mut self.tls else { return drop(self.stream.write_all(bytes)) };
+        let mut done = 0;
+        while done < bytes.len() || tls.has_to_send() {
+            match tls.send(self.stream.as_fd(), std::iter::once(Part::Bytes(&bytes[done..]))) {
+                Ok(sent) => done += sent,
+                Err(_) => return,
+            }
+            std::thread::yield_now();
+        }
     }
 
     fn say(&mut self, kind: Kind, count: u16, op: u64, body: &[u8], payload: &[u8]) {
@@ -113,15 +162,14 @@ impl Attacker {
     fn say_header(&mut self, header: Header, body: &[u8], payload: &[u8]) {
         let sealed = header.sealed(&self.send.0, self.send.1, body);
         self.send.1 += 1;
-        // The victim may have thrown us out by now.
-        let _ = self.stream.write_all(&[&sealed, body, payload].concat());
+        self.put(&[&sealed, body, payload].concat());
     }
 
     /// A frame of any 24 bytes, with the tag that they should have.
     fn say_any(&mut self, head: &[u8; 24], body: &[u8], payload: &[u8]) {
         let tag = crate::wire::tag(&self.send.0, self.send.1, head, body).to_le_bytes();
         self.send.1 += 1;
-        let _ = self.stream.write_all(&[head, &tag[..], body, payload].concat());
+        self.put(&[head, &tag[..], body, payload].concat());
     }
 
     /// With a descriptor beside each of so many bytes of the frame.
@@ -179,6 +227,10 @@ impl Victim {
 
 fn segment(name: u64, offset: u64, bytes: u64) -> WireSegment {
     WireSegment { name, offset, bytes }
+}
+
+fn hello(is_encrypted: bool) -> [u8; crate::wire::HELLO_BYTES] {
+    Hello { session: [1; 16], epoch: 5, index: 0, connections: 1, is_encrypted, nonce: [2; 32] }.to_wire()
 }
 
 #[test]
@@ -348,10 +400,11 @@ fn who_breaks_the_rules_is_thrown_out() {
         // None of them is there, so each is answered; and no answer is received.
         ("questions", |it, _, _| (0..100_000).for_each(|op| it.say(Kind::Map, 0, op, &[], &[])), "takes no answers"),
     ];
-    let on_tcp = attacks.iter().map(|attack| (false, attack));
-    let on_shm = attacks.iter().filter(|(name, ..)| *name != "a file").chain(&shm_alone).map(|attack| (true, attack));
-    for (is_shm, &(name, attack, reason)) in on_tcp.chain(on_shm) {
-        let mut victim = Victim::new(is_shm);
+    let with = |is_shm, encrypts| move |attack| (is_shm, encrypts, attack);
+    let on_tcp = attacks.iter().map(with(false, false)).chain(attacks.iter().map(with(false, true)));
+    let on_shm = attacks.iter().filter(|(name, ..)| *name != "a file").chain(&shm_alone).map(with(true, false));
+    for (is_shm, encrypts, &(name, attack, reason)) in on_tcp.chain(on_shm) {
+        let mut victim = Victim::with(is_shm, encrypts);
         let mut attacker = Attacker::connect(&mut victim);
         let (readable, writable) = (victim.name(victim.readable), victim.name(victim.writable));
         let thread = std::thread::spawn(move || {
@@ -376,7 +429,7 @@ fn strangers(is_shm: bool) {
     victim.fabric.grace = victim.fabric.handshake;
     // Silent ones, up to the limit and beyond.
     let silent: Vec<File> = (0..100).map(|_| victim.dial()).collect();
-    let hello = Hello { session: [1; 16], epoch: 5, index: 0, connections: 1, nonce: [2; 32] }.to_wire();
+    let hello = hello(false);
     victim.until(|victim| victim.fabric.lines.len() >= 64);
     assert_eq!(victim.fabric.lines.len(), 64, "as many as may be pending");
     drop(silent);
@@ -404,6 +457,78 @@ fn strangers(is_shm: bool) {
     }
     assert!(victim.events.is_empty(), "{:?}", victim.events);
     Attacker::connect(&mut victim);
+}
+
+/// One that knows the secret, or that passes on the words of one that does.
+#[test]
+fn who_begins_tls_and_breaks_it_or_proves_another_channel_gets_no_session() {
+    type Attack = fn(&mut Attacker, &mut Victim);
+    let attacks: [(&str, Attack); 6] = [
+        ("noise", |it, _| drop(it.stream.write_all(&[0xA7; 4096]))),
+        ("nothing of TLS", |it, _| drop(it.stream.write_all(&hello(true)))),
+        ("a handshake without end", |it, _| {
+            // Records of a message that says it has 60 KB.
+            let record = |first: &[u8]| [&[22, 3, 3, 0x3F, 0xFF][..], first, &vec![0; 0x3FFF - first.len()]].concat();
+            let _ = it.stream.write_all(&[record(&[1, 0, 0xEA, 0x60]), record(&[]), record(&[])].concat());
+        }),
+        ("no proof", |it, victim| {
+            it.secure(victim);
+            it.put(&[0; 32]);
+        }),
+        ("a proof of another channel", |it, victim| {
+            it.secure(victim);
+            let hello = hello(true);
+            let answer = Answer { epoch: 0, is_encrypted: true, nonce: [0; 32], proof: [0; 32] };
+            let within = Secret::new(SECRET).unwrap().within(&[7; 32]);
+            it.put(&within.proof_of_caller(&hello, answer));
+        }),
+        ("frames before the proof", |it, victim| {
+            it.secure(victim);
+            it.say(Kind::Message, 0, 0, b"first", &[]);
+        }),
+    ];
+    for (name, attack) in attacks {
+        let mut victim = Victim::encrypting();
+        let mut stream = victim.dial();
+        stream.write_all(&hello(true)).unwrap();
+        let answer = victim.answer(&stream);
+        let secret = Secret::new(SECRET).unwrap();
+        stream.write_all(&secret.proof_of_caller(&hello(true), answer)).unwrap();
+        let mut attacker = Attacker { stream, tls: None, send: (secret.keys(&hello(true), answer).0, 0) };
+        let start = Instant::now();
+        attack(&mut attacker, &mut victim);
+        victim.until(|victim| victim.fabric.lines.is_empty() && start.elapsed() > Duration::from_millis(20));
+        assert!(start.elapsed() < HANDSHAKE, "{name}: it was only late");
+        assert!(victim.events.is_empty() && victim.fabric.books.peers.is_empty(), "{name}: {:?}", victim.events);
+    }
+}
+
+/// Without the proof, no byte reaches TLS.
+#[test]
+fn a_stranger_gets_no_tls() {
+    let mut victim = Victim::encrypting();
+    for proof in [None, Some([7; 32])] {
+        let mut stream = victim.dial();
+        stream.write_all(&hello(true)).unwrap();
+        victim.answer(&stream);
+        if let Some(proof) = proof {
+            stream.write_all(&proof).unwrap();
+            victim.until(|victim| victim.fabric.lines.is_empty());
+        } else {
+            let is_secured = victim.fabric.lines.values().any(|line| line.is_secured());
+            assert!(!is_secured && victim.fabric.lines.len() == 1);
+            drop(stream);
+            victim.until(|victim| victim.fabric.lines.is_empty());
+        }
+    }
+    // It does not encrypt, and knows the secret.
+    let mut stream = victim.dial();
+    stream.write_all(&hello(false)).unwrap();
+    let answer = victim.answer(&stream);
+    assert!(answer.is_encrypted);
+    stream.write_all(&Secret::new(SECRET).unwrap().proof_of_caller(&hello(false), answer)).unwrap();
+    victim.until(|victim| victim.fabric.lines.is_empty());
+    assert!(victim.events.is_empty());
 }
 
 #[test]
@@ -453,7 +578,7 @@ fn whatever_a_peer_says_nothing_panics_and_nothing_else_is_written() {
     };
     for round in 0..rounds {
         let is_shm = random() % 2 == 0;
-        let mut victim = Victim::new(is_shm);
+        let mut victim = Victim::with(is_shm, !is_shm && random() % 2 == 0);
         let mut attacker = Attacker::connect(&mut victim);
         let names = [victim.name(victim.readable), victim.name(victim.writable), u64::from(random())];
         for _ in 0..1 + random() % 12 {
@@ -581,7 +706,8 @@ mod fuzz {
     #[test]
     fn whatever_a_peer_says_that_has_the_secret_only_what_it_may_write_changes() {
         Target::new("sessions", scripts()).cases(300).allocates(16, 8 << 20).run(|script| {
-            let mut victim = Victim::new(script.len().is_multiple_of(2));
+            let is_shm = script.len().is_multiple_of(2);
+            let mut victim = Victim::with(is_shm, !is_shm && script.len() % 4 == 1);
             let mut attacker = Attacker::connect(&mut victim);
             let names = [victim.name(victim.readable), victim.name(victim.writable)];
             say(&mut attacker, names, script);
@@ -590,6 +716,33 @@ mod fuzz {
             let why = victim.until_gone();
             assert!(victim.is_untouched(), "something else was written");
             (why.split(" (").next().unwrap_or_default().to_owned(), victim.events.len().min(8))
+        });
+    }
+
+    /// What the side that connects says first in TLS.
+    fn first_words() -> Vec<u8> {
+        let (mut here, there) = UnixStream::pair().unwrap();
+        let mut tls = new_keys().unwrap().connect().unwrap();
+        tls.send(there.as_fd(), std::iter::empty()).unwrap();
+        drop(there);
+        let mut bytes = Vec::new();
+        here.read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn whatever_comes_instead_of_tls_ends_it_or_waits_for_more() {
+        let keys = new_keys().unwrap();
+        let words = first_words();
+        let inputs = vec![[&words[..], &words].concat(), words];
+        Target::new("tls", inputs).cases(1_500).allocates(64, 1 << 20).run(|bytes| {
+            let (mut here, there) = UnixStream::pair().unwrap();
+            here.write_all(bytes).unwrap();
+            let mut tls = keys.listen().unwrap();
+            let received = tls.receive(there.as_fd(), std::iter::once(Place::Bytes(&mut [0; 64])));
+            let kind = received.expect_err("content without a handshake").kind();
+            assert!(tls.channel().is_none(), "a channel with nobody");
+            (format!("{kind:?}"), tls.has_to_send())
         });
     }
 }

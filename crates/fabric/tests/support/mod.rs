@@ -20,16 +20,17 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Tcp,
+    Encrypted,
     Shm,
 }
 
-pub const TRANSPORTS: [Transport; 2] = [Transport::Tcp, Transport::Shm];
+pub const TRANSPORTS: [Transport; 3] = [Transport::Tcp, Transport::Encrypted, Transport::Shm];
 
 /// An address to listen at, and the directory that it may need.
 pub fn address(transport: Transport) -> (Address, tempfile::TempDir) {
     let home = tempfile::tempdir().unwrap();
     let address = match transport {
-        Transport::Tcp => Address::parse("tcp://127.0.0.1:0").unwrap(),
+        Transport::Tcp | Transport::Encrypted => Address::parse("tcp://127.0.0.1:0").unwrap(),
         Transport::Shm => Address::Shm(home.path().join("a.sock")),
     };
     (address, home)
@@ -37,6 +38,10 @@ pub fn address(transport: Transport) -> (Address, tempfile::TempDir) {
 
 pub fn options() -> Options {
     Options { secret: Some(Secret::new(b"a secret of the tests").unwrap()), ..Options::default() }
+}
+
+pub fn options_of(transport: Transport) -> Options {
+    Options { encrypt: transport == Transport::Encrypted, ..options() }
 }
 
 /// One side.
@@ -100,12 +105,13 @@ pub struct Pair {
     pub to_b: PeerId,
     pub to_a: PeerId,
     pub address: Address,
+    pub transport: Transport,
     _home: tempfile::TempDir,
 }
 
 impl Pair {
     pub fn new(transport: Transport) -> Pair {
-        let (mut a, mut b) = (Side::new(options()), Side::new(options()));
+        let (mut a, mut b) = (Side::new(options_of(transport)), Side::new(options_of(transport)));
         let (address, home) = address(transport);
         let address = b.fabric.listen(&address).unwrap();
         let to_b = a.fabric.connect(&address).unwrap();
@@ -115,7 +121,7 @@ impl Pair {
             _ => None,
         };
         let to_a = both(&mut a, &mut b, |_, b| take(b, is_up));
-        Pair { a, b, to_b, to_a, address, _home: home }
+        Pair { a, b, to_b, to_a, address, transport, _home: home }
     }
 
     /// Memory of `b`, imported by `a`, and mapped if the transport maps it.

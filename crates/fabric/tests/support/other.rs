@@ -9,18 +9,21 @@ use std::time::{Duration, Instant};
 use forebay_fabric::{Address, Descriptor, Event, Memory, OpId, Operation, PeerId, RemoteId, Rights, Segment, Verb};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{PATIENCE, Side, end_of, options, pattern};
+use super::{PATIENCE, Side, Transport, end_of, options_of, pattern};
 
 /// Of the memory of the other process.
 pub const BYTES: u64 = 8 << 20;
 pub const SEED: u64 = 11;
 const ROLE: &str = "FOREBAY_FABRIC_TEST_ADDRESS";
+/// Set if it encrypts.
+const ENCRYPTS: &str = "FOREBAY_FABRIC_TEST_ENCRYPTS";
 
 /// The other process, which disconnects whoever sends it a message; as a test of its own it does nothing.
 #[test]
 fn the_other_process() {
     let Ok(address) = std::env::var(ROLE) else { return };
-    let mut side = Side::new(options());
+    let is_encrypted = std::env::var(ENCRYPTS).is_ok();
+    let mut side = Side::new(options_of(if is_encrypted { Transport::Encrypted } else { Transport::Tcp }));
     let address = side.fabric.listen(&Address::parse(&address).unwrap()).unwrap();
     // Behind other memory in one file, so that even on shared memory bytes go through the socket; and a whole file.
     let part = Arc::new(Memory::allocate(2 * BYTES).unwrap());
@@ -53,9 +56,12 @@ pub struct Other {
 }
 
 impl Other {
-    pub fn start(address: &Address) -> Other {
+    pub fn start(transport: Transport, address: &Address) -> Other {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "support::other::the_other_process", "--nocapture"]).env(ROLE, address.to_string());
+        if transport == Transport::Encrypted {
+            command.env(ENCRYPTS, "1");
+        }
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut said = std::io::BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();
