@@ -426,7 +426,7 @@ class TransferEngine:
 
     def __new__(cls, secret_file: str | None, connections: int, connect_timeout: float, encrypt: bool) -> Self: ...
     def listen(self, address: str) -> str:
-        """The address with the port that it got. May ask the resolver."""
+        """The address with the port that it got; several have commas between. May ask the resolver."""
 
     def register(
         self, buffer: ReadableBuffer | HostTensor | TransferMemory, read: bool, write: bool
@@ -443,7 +443,8 @@ class TransferEngine:
         """Waits until nothing reaches the region."""
 
     def connect(self, address: str) -> int:
-        """Waits until the peer has proven who it is, or the timeout of connecting is over."""
+        """Waits until the peer has proven who it is, or the timeout of connecting is over. Several addresses of one
+        endpoint have commas between."""
 
     def accept(self, timeout: float | None) -> int | None:
         """Waits for a peer that connects."""

@@ -58,11 +58,12 @@ class Endpoint:
     """One side of transfers: it registers memory, connects to peers and accepts them. Has a thread of its own.
 
     `listen` is `tcp://HOST:PORT` (port 0 for a free one) or `shm:///PATH` for processes of this user on this host;
-    without it the endpoint only connects. `secret_file` holds the secret that all endpoints share; without one, an
-    endpoint reaches this host only. `connections` is the number of TCP connections to each peer. With `encrypt`, what
-    goes over TCP is encrypted, at some processor time for each byte; both sides need it, and a secret. Safe to share
-    between threads, and may be closed by a signal's handler. In a child that was forked, calls raise ForebayError
-    (unavailable) at once, except `close`, `cancel` and `is_up`, which do nothing; the parent's transfers go on.
+    without it the endpoint only connects. Several TCP addresses have commas between, as in `address`. `secret_file`
+    holds the secret that all endpoints share; without one, an endpoint reaches this host only. `connections` is the
+    number of TCP connections to each peer. With `encrypt`, what goes over TCP is encrypted, at some processor time for
+    each byte; both sides need it, and a secret. Safe to share between threads, and may be closed by a signal's handler.
+    In a child that was forked, calls raise ForebayError (unavailable) at once, except `close`, `cancel` and `is_up`,
+    which do nothing; the parent's transfers go on.
     """
 
     def __init__(
@@ -108,7 +109,8 @@ class Endpoint:
         return Memory(self, region, nbytes, None)
 
     def connect(self, address: str) -> Peer:
-        """The endpoint that listens there. Some round trips, at most `connect_timeout`."""
+        """The endpoint that listens there. Some round trips, at most `connect_timeout`. With several TCP addresses of
+        one endpoint, with commas between, the session's connections go over them in turn, at least one over each."""
         return Peer(self, self._engine.connect(address))
 
     def accept(self, timeout: float | None = None) -> Peer | None:

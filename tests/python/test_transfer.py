@@ -739,6 +739,25 @@ def test_an_encrypted_session_moves_the_bytes_and_needs_both_sides(tmp_path: Pat
         assert raised.value.hint
 
 
+def test_a_session_goes_over_several_addresses_of_one_endpoint() -> None:
+    hosts = ("tcp://127.0.0.1:", "tcp://127.0.0.2:")
+    with Endpoint(listen=",".join(f"{host}0" for host in hosts)) as endpoint, Endpoint() as friend:
+        assert endpoint.address is not None
+        addresses = endpoint.address.split(",")
+        assert [address[: len(host)] for address, host in zip(addresses, hosts, strict=True)] == list(hosts)
+        source = endpoint.allocate(NBYTES)
+        assert source.view is not None
+        source.view[:] = os.urandom(NBYTES)
+        peer = friend.connect(endpoint.address)
+        target = friend.allocate(NBYTES)
+        peer.read(target, peer.memory(source.descriptor))
+        assert target.view == source.view
+        with pytest.raises(ForebayError, match=r"over=`tcp://127\.0\.0\.2:1`"):
+            friend.connect(f"{addresses[0]},tcp://127.0.0.2:1")
+        with Endpoint(listen="tcp://127.0.0.1:0") as other, pytest.raises(ForebayError, match="different endpoints"):
+            friend.connect(f"{addresses[0]},{other.address}")
+
+
 def test_a_closed_endpoint_ends_every_wait(other: Other) -> None:
     endpoint = Endpoint()
     peer, remote = meet(endpoint, other)

@@ -45,6 +45,15 @@ impl Address {
         found.next().map(Address::Tcp).ok_or_else(|| wrong("was not found"))
     }
 
+    /// As `parse`, for several addresses with commas between: `tcp://10.0.0.1:7000,tcp://10.1.0.1:7000`.
+    pub fn parse_all(text: &str) -> Result<Vec<Address>> {
+        // The path of a socket may have commas in it.
+        match text.starts_with("shm://") {
+            true => Ok(vec![Address::parse(text)?]),
+            false => text.split(',').map(|one| Address::parse(one.trim())).collect(),
+        }
+    }
+
     /// Whether only processes of this host reach it.
     pub fn is_on_this_host(&self) -> bool {
         match self {
@@ -311,6 +320,13 @@ mod tests {
             assert!(address.is_on_this_host());
         }
         assert!(!Address::parse("tcp://0.0.0.0:1").unwrap().is_on_this_host());
+        let several = Address::parse_all("tcp://127.0.0.1:7000, tcp://[::1]:7001").unwrap();
+        assert_eq!(
+            several.iter().map(Address::to_string).collect::<Vec<_>>(),
+            ["tcp://127.0.0.1:7000", "tcp://[::1]:7001"]
+        );
+        assert_eq!(Address::parse_all("shm:///tmp/a,b.sock").unwrap(), [Address::Shm("/tmp/a,b.sock".into())]);
+        assert!(Address::parse_all("tcp://127.0.0.1:7000,").is_err());
         for text in ["", "127.0.0.1:7000", "tcp://127.0.0.1", "shm://a.sock", "udp://127.0.0.1:1"] {
             assert!(Address::parse(text).unwrap_err().hint_text().is_some(), "{text}");
         }

@@ -176,8 +176,13 @@ impl Endpoint {
 
     /// Begins to connect; [`Endpoint::connected`] says how it ends.
     pub fn connect(&self, address: &Address) -> Result<PeerId> {
+        self.connect_over(std::slice::from_ref(address))
+    }
+
+    /// As `connect`, over several TCP addresses of one endpoint in turn.
+    pub fn connect_over(&self, addresses: &[Address]) -> Result<PeerId> {
         self.with(|fabric| {
-            let peer = fabric.connect(address)?;
+            let peer = fabric.connect_over(addresses)?;
             self.shared.inbox().peers.insert(peer, Mailbox::default());
             Ok(peer)
         })

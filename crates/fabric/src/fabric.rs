@@ -155,6 +155,8 @@ struct Peer {
     /// By index.
     lines: Vec<Option<u64>>,
     session: [u8; 16],
+    /// Over which its lines go in turn, if there are several.
+    addresses: Vec<Address>,
     /// This side connected.
     is_ours: bool,
     is_up: bool,
@@ -427,12 +429,30 @@ impl Fabric {
 
     /// Starts to connect. `Up` or `Gone` follows, within the deadline of connecting.
     pub fn connect(&mut self, address: &Address) -> Result<PeerId> {
-        self.check_reach(address)?;
+        self.connect_over(std::slice::from_ref(address))
+    }
+
+    /// As `connect`, with the session's connections over several TCP addresses of one endpoint in turn, and one at
+    /// least over each: so several network cards carry one session. Errors if there are more than 16; `Gone` names the
+    /// address that failed.
+    pub fn connect_over(&mut self, addresses: &[Address]) -> Result<PeerId> {
+        let is_one = addresses.len() == 1;
+        if addresses.is_empty() || addresses.len() > usize::from(MOST_CONNECTIONS) {
+            let error = Error::invalid("a wrong number of addresses").with("addresses", addresses.len());
+            return Err(error.hint(format!("1 to {MOST_CONNECTIONS}")));
+        }
+        for address in addresses {
+            self.check_reach(address)?;
+            if !is_one && matches!(address, Address::Shm(_)) {
+                let error = Error::invalid("shared memory is one of several addresses").with("address", address);
+                return Err(error.hint("give one `shm://`, or several `tcp://` of one endpoint"));
+            }
+        }
         if self.books.peers.len() >= MOST_PEERS {
             let error = Error::new(ErrorKind::Full, "this endpoint has too many peers").with("peers", MOST_PEERS);
             return Err(error.hint("close sessions that are not used, or make another endpoint"));
         }
-        self.greet(address)
+        self.greet(addresses)
     }
 
     /// Makes a peer's region known here. Errors if the descriptor is of another start of the peer's process.

@@ -49,8 +49,9 @@ impl TransferEngine {
 
     fn listen(&self, py: Python<'_>, address: &str) -> Result<String, Raised> {
         py.detach(|| {
-            let address = Address::parse(address)?;
-            Ok(self.0.with(|fabric| fabric.listen(&address))?.to_string())
+            let listen = |address| Ok(self.0.with(|fabric| fabric.listen(address))?.to_string());
+            let addresses: Result<Vec<String>, Raised> = Address::parse_all(address)?.iter().map(listen).collect();
+            Ok(addresses?.join(","))
         })
     }
 
@@ -92,10 +93,9 @@ impl TransferEngine {
     }
 
     fn connect(&self, py: Python<'_>, address: &str) -> PyResult<u64> {
-        let address = py.detach(|| Address::parse(address)).map_err(Raised::from)?;
-        let peer = py.detach(|| self.0.connect(&address)).map_err(Raised::from)?;
-        let answer =
-            |slice| self.0.connected(peer, slice).map(|it| it.map_err(|error| error.with("address", &address)));
+        let addresses = py.detach(|| Address::parse_all(address)).map_err(Raised::from)?;
+        let peer = py.detach(|| self.0.connect_over(&addresses)).map_err(Raised::from)?;
+        let answer = |slice| self.0.connected(peer, slice).map(|it| it.map_err(|error| error.with("address", address)));
         let connected = patiently(py, None, answer);
         if connected.is_err() {
             // A signal's handler raised, or the peer is gone.

@@ -22,15 +22,15 @@ const MOST_PENDING: usize = 64;
 const RETRY: Duration = Duration::from_millis(20);
 
 impl Fabric {
-    pub(super) fn greet(&mut self, address: &Address) -> Result<PeerId> {
-        let is_shm = matches!(address, Address::Shm(_));
+    pub(super) fn greet(&mut self, addresses: &[Address]) -> Result<PeerId> {
+        let is_shm = matches!(addresses, [Address::Shm(_)]);
         // Processes on one host copy memory themselves; the socket is for the rest.
-        let connections = if is_shm { 1 } else { self.options.connections };
+        let connections = if is_shm { 1 } else { self.options.connections.max(addresses.len() as u16) };
         let mut session = [0; 16];
         fill_random(&mut session)?;
         let peer = PeerId(self.draw_id());
         let mut lines = Vec::new();
-        for index in 0..connections {
+        for (index, address) in (0..connections).zip(addresses.iter().cycle()) {
             let mut nonce = [0; 32];
             fill_random(&mut nonce)?;
             let socket = address.connect()?;
@@ -44,7 +44,9 @@ impl Fabric {
         }
         let ids = lines.iter().map(|(id, _)| Some(*id)).collect();
         self.lines.extend(lines);
-        self.books.peers.insert(peer, Peer { lines: ids, session, is_ours: true, is_shm, ..Peer::default() });
+        let addresses = if addresses.len() > 1 { addresses.to_vec() } else { Vec::new() };
+        let entry = Peer { lines: ids, session, addresses, is_ours: true, is_shm, ..Peer::default() };
+        self.books.peers.insert(peer, entry);
         self.set_timer(Instant::now() + self.options.connect_deadline, Timer::Peer(peer));
         Ok(peer)
     }
@@ -117,7 +119,11 @@ impl Fabric {
                 let peer = line.peer.and_then(|peer| self.books.peers.get_mut(&peer));
                 let peer = peer.ok_or_else(|| broken("an answer without a question"))?;
                 if peer.epoch != 0 && peer.epoch != answer.epoch {
-                    return Err(broken("two endpoints at one address"));
+                    return Err(match peer.addresses.is_empty() {
+                        true => broken("two endpoints at one address"),
+                        false => Error::invalid("the addresses are of different endpoints")
+                            .hint("give addresses at which one endpoint listens"),
+                    });
                 }
                 peer.epoch = answer.epoch;
             }
@@ -271,10 +277,22 @@ impl Fabric {
             _ => error,
         };
         match line.and_then(|line| line.peer) {
-            Some(peer) => self.gone(peer, error),
+            Some(peer) => {
+                let address = self.books.peers.get(&peer).and_then(|peer| peer.address_of(id));
+                let error = address.into_iter().fold(error, |error, address| error.with("over", address));
+                self.gone(peer, error);
+            }
             // Nobody was told of it.
             None => drop(self.lines.remove(&id)),
         }
+    }
+}
+
+impl Peer {
+    /// That one of several addresses over which this line goes.
+    pub(super) fn address_of(&self, line: u64) -> Option<&Address> {
+        let index = self.lines.iter().position(|it| *it == Some(line))?;
+        self.addresses.iter().cycle().nth(index)
     }
 }
 

@@ -7,7 +7,8 @@ use forebay_core::{Error, ErrorKind};
 use rustix::event::Timespec;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
-use super::{Cause, Fabric};
+use super::{Cause, Fabric, Peer};
+use crate::address::Address;
 use crate::ids::{OpId, PeerId};
 
 /// What happens at a deadline.
@@ -65,6 +66,15 @@ impl Fabric {
         self.timers.set(at, Instant::now());
     }
 
+    /// Those of several addresses over which a peer that is not up has not answered.
+    fn silent(&self, peer: PeerId) -> Vec<Address> {
+        let Some(Peer { addresses, lines, .. }) = self.books.peers.get(&peer) else { return Vec::new() };
+        let is_silent = |line: &u64| self.lines.get(line).is_some_and(|line| !line.is_open());
+        let over = |at: usize| lines.iter().skip(at).step_by(addresses.len()).flatten();
+        let silent = addresses.iter().enumerate().filter(|(at, _)| over(*at).any(is_silent));
+        silent.map(|(_, address)| address.clone()).collect()
+    }
+
     /// Does what is due.
     pub(super) fn ring(&mut self, now: Instant) {
         while let Some(&(at, timer)) = self.books.timers.first() {
@@ -80,6 +90,7 @@ impl Fabric {
                 }
                 Timer::Peer(peer) if self.books.peers.get(&peer).is_some_and(|peer| !peer.is_up) => {
                     let error = Error::new(ErrorKind::Timeout, "the peer did not answer in time");
+                    let error = self.silent(peer).iter().fold(error, |error, address| error.with("over", address));
                     self.gone(peer, error.hint("does the peer's endpoint run, and is it no other service?"));
                 }
                 Timer::Accept(listener) => self.accept(listener),
