@@ -149,6 +149,9 @@ pub struct Line {
     sent: u64,
     right: Option<OwnedFd>,
     pub incoming: Incoming,
+    /// A request that overtook the word, on another connection, that the session is up. No other frame is received
+    /// before that word.
+    pub held: Option<(Header, Vec<u8>)>,
     inbox: Box<[u8; INBOX_BYTES]>,
     /// Of the inbox, that nobody has looked at.
     fresh: std::ops::Range<usize>,
@@ -183,6 +186,7 @@ impl Line {
             sent: 0,
             right: None,
             incoming: Incoming::Record(record),
+            held: None,
             inbox: Box::new([0; INBOX_BYTES]),
             fresh: 0..0,
             rights: Vec::new(),
@@ -274,7 +278,7 @@ impl Line {
 
     /// Whether it can go on without the kernel.
     pub fn is_ready(&self) -> bool {
-        self.can_read || self.has_more || (self.can_write && self.has_to_send())
+        (self.can_read && self.held.is_none()) || self.has_more || (self.can_write && self.has_to_send())
     }
 
     /// Whether bytes wait for the socket.
@@ -408,6 +412,9 @@ impl Line {
 
     /// What comes next. `scratch` takes payloads that go nowhere.
     pub fn receive(&mut self, scratch: &mut [u8]) -> Result<Arrived> {
+        if self.held.is_some() {
+            return Ok(Arrived::Nothing);
+        }
         loop {
             match &mut self.incoming {
                 Incoming::Record(bytes) if self.fresh.len() >= *bytes => {

@@ -200,3 +200,54 @@ fn what_are_no_addresses_of_one_endpoint_is_refused() {
         assert!(error.kind() == ErrorKind::Invalid && error.hint_text().is_some(), "{error}");
     }
 }
+
+/// The side that listens asks at once, and its word that the session is up comes late.
+#[test]
+fn a_request_that_overtakes_the_beginning_of_the_session_waits_for_it() {
+    for transport in [Transport::Tcp, Transport::Encrypted] {
+        let (mut a, mut b) = (Side::new(options_of(transport)), Side::new(options_of(transport)));
+        let listened = listen(&mut b);
+        let slow = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addresses = [Address::Tcp(slow.local_addr().unwrap()), listened[1].clone()];
+        let Address::Tcp(target) = listened[0] else { panic!("another address") };
+        std::thread::spawn(move || {
+            for client in slow.incoming().flatten() {
+                let server = TcpStream::connect(target).unwrap();
+                for (from, into, wait) in [(&client, &server, 0), (&server, &client, 50)] {
+                    from.set_nodelay(true).unwrap();
+                    let (from, into) = (from.try_clone().unwrap(), into.try_clone().unwrap());
+                    std::thread::spawn(move || forward_late(&from, &into, Duration::from_millis(wait)));
+                }
+            }
+        });
+        let bytes = 8 << 20;
+        let (ours, region) = a.memory(bytes, Rights::READ);
+        ours.write(0, &pattern(1, bytes));
+        let descriptor = a.fabric.export(region).unwrap();
+        a.fabric.connect_over(&addresses).unwrap();
+        let to_a = both(&mut a, &mut b, |_, b| {
+            take(b, |event| match event {
+                Event::Up { peer } => Some(*peer),
+                _ => None,
+            })
+        });
+        let (theirs, local) = b.memory(bytes, Rights::NONE);
+        let remote = b.fabric.import(to_a, &descriptor).unwrap();
+        let segments = vec![segment(local, 0, remote, 0, bytes)];
+        let operation = Operation { peer: to_a, verb: Verb::Read, segments, deadline: None, notice: None };
+        let op = b.fabric.submit(operation).unwrap();
+        both(&mut a, &mut b, |_, b| end_of(b, op)).unwrap();
+        assert!(bytes_of(&theirs, 0, bytes) == pattern(1, bytes), "{transport:?}");
+        assert!(take(&mut a, |event| matches!(event, Event::Up { .. }).then_some(())).is_some());
+    }
+}
+
+fn forward_late(mut from: &TcpStream, mut into: &TcpStream, late: Duration) {
+    let mut some = [0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut some) {
+        std::thread::sleep(late);
+        if into.write_all(&some[..count]).is_err() {
+            break;
+        }
+    }
+}

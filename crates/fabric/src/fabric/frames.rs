@@ -81,12 +81,16 @@ impl Fabric {
                 return Err(Cause::Refused(Refusal::from_wire(header.count).unwrap_or(Refusal::Full)).error());
             }
             let is_first = entry.lines.first() == Some(&Some(id));
+            if entry.is_ours && !is_first && matches!(header.kind, Kind::Read | Kind::Write) {
+                line.held = Some((header, body));
+                return Ok(());
+            }
             if header.kind != Kind::Ready || !entry.is_ours || !is_first {
                 return Err(broken("a frame before its session"));
             }
             entry.is_up = true;
             self.event(Event::Up { peer });
-            return Ok(());
+            return self.take_held(peer);
         }
         match header.kind {
             Kind::Ready => Err(broken("a second beginning")),
@@ -168,6 +172,18 @@ impl Fabric {
                 Ok(())
             }
         }
+    }
+
+    /// Does what was asked on other connections before the session was up.
+    fn take_held(&mut self, peer: PeerId) -> Result<()> {
+        let lines = self.books.peers.get(&peer).map(|entry| entry.lines.clone()).unwrap_or_default();
+        for id in lines.into_iter().flatten() {
+            if let Some((header, body)) = self.lines.get_mut(&id).and_then(|line| line.held.take()) {
+                self.make_line_ready(id);
+                self.frame(id, header, body)?;
+            }
+        }
+        Ok(())
     }
 
     /// Ends the session of which most is not taken, if all together have too much.
