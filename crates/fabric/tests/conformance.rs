@@ -199,12 +199,16 @@ fn a_limit_of_connecting_that_is_no_time_is_refused() {
 
 #[test]
 fn who_gets_no_place_hears_why() {
-    let mut b = Side::new(options());
-    let (address, _home) = support::address(Transport::Tcp);
+    [Transport::Tcp, Transport::Encrypted].into_iter().for_each(no_place);
+}
+
+fn no_place(transport: Transport) {
+    let mut b = Side::new(options_of(transport));
+    let (address, _home) = support::address(transport);
     let address = b.fabric.listen(&address).unwrap();
     // Two, because each has the same limit for its own sessions.
     let mut sides = [(200, None), (57, Some(ErrorKind::Full))].map(|(sessions, reason)| {
-        let mut a = Side::new(forebay_fabric::Options { connections: 1, ..options() });
+        let mut a = Side::new(forebay_fabric::Options { connections: 1, ..options_of(transport) });
         for _ in 0..sessions {
             a.fabric.connect(&address).unwrap();
         }
@@ -225,7 +229,7 @@ fn who_gets_no_place_hears_why() {
     });
     // The places of who ends are free.
     let [first, second] = &mut sides;
-    *first = Side::new(options());
+    *first = Side::new(options_of(transport));
     b.until(|event| matches!(event, Event::Gone { .. }).then_some(()));
     second.fabric.connect(&address).unwrap();
     both(second, &mut b, |a, _| take(a, |event| matches!(event, Event::Up { .. }).then_some(())));
