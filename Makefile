@@ -8,7 +8,7 @@ PYTHON_SOURCES := bench examples python tests tools
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules services rolling simulation torture fuzz aarch64 peers lint types licences deny check fast golden pictures wheel \
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules services rolling simulation torture fuzz aarch64 peers ucx lint types licences deny check fast golden pictures wheel \
 	dist bench instructions build tools servers clean
 .DEFAULT_GOAL := help
 
@@ -52,7 +52,7 @@ e2e: build servers
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/e2e
 
 # What takes longer than a change should wait for, or asks a package registry what is new.
-long: newest vllm-own-tests schedules services rolling simulation torture fuzz aarch64 peers deny
+long: newest vllm-own-tests schedules services rolling simulation torture fuzz aarch64 peers ucx deny
 
 # The connector on the newest vLLM; which versions there are is said in tools/versions.env alone.
 newest: build
@@ -103,6 +103,12 @@ peers: build
 	@tools/transfer-peers.sh .cache/peers
 	$(FOREBAY_BIN) bench transfer --transport tcp --peers sockets,nixl,mooncake,ucx --python .cache/peers/python \
 		--size-bytes 64KiB --size-bytes 1MiB --direction read --direction write --pairs 3 --run-bytes 64MiB
+
+# Transfers through UCX, with the copy that NIXL brings. Without the variable, the tests of the fabric leave UCX out.
+ucx: build
+	@tools/transfer-peers.sh .cache/peers
+	export FOREBAY_UCX_LIBRARY=$$(ls $$PWD/.cache/peers/venv/lib/python3*/site-packages/nixl_cu12.libs/libucp-*) \
+		&& cargo test --locked --quiet -p forebay-fabric && $(BIN)/python -m pytest -q tests/ucx
 
 vllm-own-tests: build
 	@tools/vllm-own-tests.sh $(VENV) .cache/vllm-own

@@ -424,7 +424,14 @@ class TransferEngine:
     change whenever a peer or a transfer writes to it.
     """
 
-    def __new__(cls, secret_file: str | None, connections: int, connect_timeout: float, encrypt: bool) -> Self: ...
+    def __new__(
+        cls,
+        secret_file: str | None,
+        connections: int,
+        connect_timeout: float,
+        encrypt: bool,
+        ucx_library: str | None,
+    ) -> Self: ...
     def listen(self, address: str) -> str:
         """The address with the port that it got; several have commas between. May ask the resolver."""
 

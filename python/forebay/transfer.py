@@ -57,11 +57,13 @@ class Segment(NamedTuple):
 class Endpoint:
     """One side of transfers: it registers memory, connects to peers and accepts them. Has a thread of its own.
 
-    `listen` is `tcp://HOST:PORT` (port 0 for a free one) or `shm:///PATH` for processes of this user on this host;
-    without it the endpoint only connects. Several TCP addresses have commas between, as in `address`. `secret_file`
-    holds the secret that all endpoints share; without one, an endpoint reaches this host only. `connections` is the
-    number of TCP connections to each peer. With `encrypt`, what goes over TCP is encrypted, at some processor time for
-    each byte; both sides need it, and a secret. Safe to share between threads, and may be closed by a signal's handler.
+    `listen` is `tcp://HOST:PORT` (port 0 for a free one), `shm:///PATH` for processes of this user on this host, or
+    `ucx://HOST:PORT` for bytes through UCX, on a trusted network only; without it the endpoint only connects. Several
+    TCP addresses have commas between, as in `address`. `secret_file` holds the secret that all endpoints share; without
+    one, an endpoint reaches this host only. `connections` is the number of TCP connections to each peer. With
+    `encrypt`, what goes over TCP is encrypted, at some processor time for each byte; both sides need it, and a secret.
+    `ucx_library` is the file of libucp for addresses of UCX, by default the system's `libucp.so.0`. Safe to share
+    between threads, and may be closed by a signal's handler.
     In a child that was forked, calls raise ForebayError (unavailable) at once, except `close`, `cancel` and `is_up`,
     which do nothing; the parent's transfers go on.
     """
@@ -74,9 +76,11 @@ class Endpoint:
         connections: int = 4,
         connect_timeout: float = 5.0,
         encrypt: bool = False,
+        ucx_library: str | Path | None = None,
     ) -> None:
         secret = None if secret_file is None else str(secret_file)
-        self._engine = TransferEngine(secret, connections, connect_timeout, encrypt)
+        library = None if ucx_library is None else str(ucx_library)
+        self._engine = TransferEngine(secret, connections, connect_timeout, encrypt, library)
         # Before the interpreter ends: the thread may hold buffers of Python's.
         self._finalizer = weakref.finalize(self, self._engine.close)
         # By name. Each step is one call of a dictionary, so that neither a fork nor a signal's handler finds a lock.

@@ -805,3 +805,9 @@ def test_a_program_that_forgets_to_close_ends() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_a_library_of_ucx_that_is_not_there_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(ForebayError) as raised:
+        Endpoint(listen="ucx://127.0.0.1:0", ucx_library=tmp_path / "libucp.so.0")
+    assert raised.value.kind == "unsupported" and raised.value.hint

@@ -191,8 +191,7 @@ struct Side {
     region: RegionId,
     remote: RemoteId,
     events: Vec<Event>,
-    /// Over TCP.
-    is_encrypted: bool,
+    transport: &'static str,
     baseline: Baseline,
 }
 
@@ -210,8 +209,13 @@ impl Side {
         let memory = Arc::new(Memory::allocate(memory_bytes)?);
         let region = fabric.register(&memory, 0, memory_bytes, Rights::NONE)?;
         let (remote, baseline) = (RemoteId(0), Baseline::Memcpy(Memory::allocate(memory_bytes)?));
-        let is_encrypted = bench.options.encrypt;
-        let mut side = Side { fabric, peer, memory, region, remote, events: Vec::new(), is_encrypted, baseline };
+        let transport = match address {
+            Address::Tcp(_) if bench.options.encrypt => "tcp+tls",
+            Address::Tcp(_) => "tcp",
+            Address::Ucx(_) => "ucx",
+            Address::Shm(_) => "shm",
+        };
+        let mut side = Side { fabric, peer, memory, region, remote, events: Vec::new(), transport, baseline };
         side.until(|event| match event {
             Event::Up { .. } => Some(Ok(())),
             Event::Gone { reason, .. } => Some(Err(std::mem::replace(reason, Error::invalid("")))),
@@ -221,17 +225,17 @@ impl Side {
             return Err(odd());
         };
         side.remote = side.fabric.import(peer, &Descriptor::from_bytes(&descriptor)?)?;
-        if let Address::Tcp(there) = address {
+        if let Address::Tcp(there) | Address::Ucx(there) = address {
             side.baseline = Baseline::Sockets(Plain::connect((there.ip(), port).into(), memory_bytes / 2)?);
         }
         Ok(side)
     }
 
     fn rows(&mut self, shape: Shape, pairs: usize, peers: &mut [Peer]) -> Result<Vec<Row>> {
-        let (transport, baseline) = match &self.baseline {
-            Baseline::Sockets(_) if self.is_encrypted => ("tcp+tls", "sockets"),
-            Baseline::Sockets(_) => ("tcp", "sockets"),
-            Baseline::Memcpy(_) => ("shm", "memcpy"),
+        let transport = self.transport;
+        let baseline = match &self.baseline {
+            Baseline::Sockets(_) => "sockets",
+            Baseline::Memcpy(_) => "memcpy",
         };
         let names = peers.iter().map(|peer| (peer.name, Some(peer.version.clone())));
         let beside = |(name, version)| Beside { name, version, runs: Vec::new(), verified_bytes: 0, wrong_bytes: 0 };

@@ -327,13 +327,14 @@ pub enum Bench {
     Transfer(BenchTransfer),
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct BenchTransfer {
-    /// Way of the bytes between two processes on this host, `tcp` or `shm`; by default both, one after the other, or
-    /// `tcp` with `--encrypt`
-    #[arg(long, value_name = "TRANSPORT", value_parser = ["tcp", "shm"], conflicts_with_all = ["listen", "connect"])]
-    pub transport: Option<String>,
-    /// Serve measurements of other processes at this address, `tcp://HOST:PORT` or `shm:///PATH`
+    /// Ways of the bytes between two processes on this host, one after the other: `tcp`, `shm`, and `ucx`, which needs
+    /// libucp; by default `tcp` and `shm`, or `tcp` with `--encrypt`
+    #[arg(long, value_name = "TRANSPORT", value_delimiter = ',', value_parser = ["tcp", "shm", "ucx"],
+        conflicts_with_all = ["listen", "connect"])]
+    pub transport: Vec<String>,
+    /// Serve measurements of other processes at this address, `tcp://HOST:PORT`, `ucx://HOST:PORT` or `shm:///PATH`
     #[arg(long, value_name = "ADDRESS", conflicts_with = "connect")]
     pub listen: Option<String>,
     /// Stop when the first measurement has ended
@@ -358,6 +359,9 @@ pub struct BenchTransfer {
     /// TCP connections
     #[arg(long, value_name = "COUNT", default_value_t = Options::default().connections)]
     pub connections: u16,
+    /// The file of libucp for `ucx`, 1.18 or later; the system's by default
+    #[arg(long, value_name = "FILE")]
+    pub ucx_library: Option<std::path::PathBuf>,
     /// Bytes of a segment; may be given several times
     #[arg(long, value_name = "BYTES", value_parser = bytes,
         default_values_t = sizes(&TransferBench::default().sizes_bytes))]

@@ -16,10 +16,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The only places for `unsafe`: vector instructions of checksums, the kernel's calls about NUMA nodes, mapped memory,
-/// the kernel's rings, sockets that fill memory which others use, tables of descriptors, copies, the functions of a
-/// GPU's driver and the fake of them, buffers of other libraries, the tests that play a worker and stop threads, and
-/// the allocator of the tests of parsers.
-const UNSAFE: [&str; 13] = [
+/// the kernel's rings, sockets that fill memory which others use, the functions of UCX, tables of descriptors, copies,
+/// the functions of a GPU's driver and the fake of them, buffers of other libraries, the tests that play a worker and
+/// stop threads, and the allocator of the tests of parsers.
+const UNSAFE: [&str; 14] = [
     "crates/checksum/src/",
     "crates/numa/src/kernel.rs",
     "crates/fuzz/src/allocator.rs",
@@ -31,6 +31,7 @@ const UNSAFE: [&str; 13] = [
     "crates/fake-cuda/src/",
     "crates/fabric/src/memory.rs",
     "crates/fabric/src/socket.rs",
+    "crates/fabric/src/ucx/",
     "crates/python/src/buffers.rs",
     "crates/cli/tests/support/",
 ];

@@ -1,4 +1,4 @@
-//! Where an endpoint listens: `tcp://HOST:PORT`, or `shm:///PATH` for processes on one host.
+//! Where an endpoint listens: `tcp://HOST:PORT`, `ucx://HOST:PORT`, or `shm:///PATH` for processes on one host.
 
 use std::fmt;
 use std::io;
@@ -25,12 +25,14 @@ const BACKLOG: i32 = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     Tcp(SocketAddr),
+    /// As `Tcp`, and the bytes of transfers go through UCX, which chooses the network. For trusted networks only.
+    Ucx(SocketAddr),
     /// The path of a Unix socket, over which peers hand each other their memory.
     Shm(PathBuf),
 }
 
 impl Address {
-    /// `tcp://HOST:PORT` or `shm:///PATH`. A host's name is looked up, which may take seconds.
+    /// `tcp://HOST:PORT`, `ucx://HOST:PORT` or `shm:///PATH`. A host's name is looked up, which may take seconds.
     pub fn parse(text: &str) -> Result<Address> {
         let wrong = |why: &str| {
             let error = Error::invalid(format!("an address {why}")).with("address", text);
@@ -40,9 +42,13 @@ impl Address {
             let path = PathBuf::from(path);
             return if path.is_absolute() { Ok(Address::Shm(path)) } else { Err(wrong("needs an absolute path")) };
         }
-        let Some(host) = text.strip_prefix("tcp://") else { return Err(wrong("begins with `tcp://` or `shm://`")) };
+        let (host, kind): (&str, fn(SocketAddr) -> Address) = match text.split_once("://") {
+            Some(("tcp", host)) => (host, Address::Tcp),
+            Some(("ucx", host)) => (host, Address::Ucx),
+            _ => return Err(wrong("begins with `tcp://`, `ucx://` or `shm://`")),
+        };
         let mut found = host.to_socket_addrs().map_err(|error| wrong("was not found").source(error))?;
-        found.next().map(Address::Tcp).ok_or_else(|| wrong("was not found"))
+        found.next().map(kind).ok_or_else(|| wrong("was not found"))
     }
 
     /// As `parse`, for several addresses with commas between: `tcp://10.0.0.1:7000,tcp://10.1.0.1:7000`.
@@ -57,9 +63,14 @@ impl Address {
     /// Whether only processes of this host reach it.
     pub fn is_on_this_host(&self) -> bool {
         match self {
-            Address::Tcp(address) => address.ip().to_canonical().is_loopback(),
+            Address::Tcp(address) | Address::Ucx(address) => address.ip().to_canonical().is_loopback(),
             Address::Shm(_) => true,
         }
+    }
+
+    /// Whether bytes of transfers go through UCX.
+    pub(crate) fn is_ucx(&self) -> bool {
+        matches!(self, Address::Ucx(_))
     }
 
     /// A socket that listens there.
@@ -67,10 +78,12 @@ impl Address {
         let failed = |errno: Errno| {
             let error = Error::new(ErrorKind::Io, "cannot listen").with("address", self).source(errno);
             match (self, errno) {
-                (Address::Tcp(_), Errno::ADDRINUSE) => {
+                (Address::Tcp(_) | Address::Ucx(_), Errno::ADDRINUSE) => {
                     error.hint("another process listens there; use port 0 for a free one")
                 }
-                (Address::Tcp(_), Errno::ADDRNOTAVAIL) => error.hint("give an address that this host has"),
+                (Address::Tcp(_) | Address::Ucx(_), Errno::ADDRNOTAVAIL) => {
+                    error.hint("give an address that this host has")
+                }
                 (Address::Shm(_), Errno::ADDRINUSE) => {
                     error.hint("another endpoint listens there; name another path, or close that endpoint")
                 }
@@ -83,14 +96,15 @@ impl Address {
         };
         let socket = self.socket().map_err(failed)?;
         match self {
-            Address::Tcp(address) => {
+            Address::Tcp(address) | Address::Ucx(address) => {
                 // A restarted endpoint can listen where its predecessor's connections wait for their end.
                 sockopt::set_socket_reuseaddr(&socket, true).map_err(failed)?;
                 rustix::net::bind(&socket, address).map_err(failed)?;
                 rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
                 let bound = rustix::net::getsockname(&socket).map_err(failed)?;
                 let bound = SocketAddr::try_from(bound).map_err(failed)?;
-                Ok(Listener { socket, address: Address::Tcp(bound), file: None })
+                let address = if self.is_ucx() { Address::Ucx(bound) } else { Address::Tcp(bound) };
+                Ok(Listener { socket, address, file: None })
             }
             Address::Shm(path) => {
                 let name = SocketAddrUnix::new(path).map_err(failed)?;
@@ -117,12 +131,12 @@ impl Address {
                 (Address::Shm(_), Errno::NAMETOOLONG) => "the path of a socket has at most 107 bytes",
                 (_, Errno::MFILE | Errno::NFILE) => NO_DESCRIPTORS,
                 (Address::Shm(_), _) => "does the peer's process still run?",
-                (Address::Tcp(_), _) => CONNECT_HINT,
+                (Address::Tcp(_) | Address::Ucx(_), _) => CONNECT_HINT,
             })
         };
         let socket = self.socket().map_err(failed)?;
         let connected = match self {
-            Address::Tcp(address) => {
+            Address::Tcp(address) | Address::Ucx(address) => {
                 tune(&socket).map_err(failed)?;
                 rustix::net::connect(&socket, address)
             }
@@ -144,7 +158,7 @@ impl Address {
     fn accept(&self, listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
         let socket = rustix::net::accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
         match self {
-            Address::Tcp(_) => tune(&socket)?,
+            Address::Tcp(_) | Address::Ucx(_) => tune(&socket)?,
             Address::Shm(_) if !is_trusted(&socket)? => return Ok(None),
             Address::Shm(_) => {}
         }
@@ -153,8 +167,8 @@ impl Address {
 
     fn socket(&self) -> rustix::io::Result<OwnedFd> {
         let family = match self {
-            Address::Tcp(SocketAddr::V4(_)) => AddressFamily::INET,
-            Address::Tcp(SocketAddr::V6(_)) => AddressFamily::INET6,
+            Address::Tcp(SocketAddr::V4(_)) | Address::Ucx(SocketAddr::V4(_)) => AddressFamily::INET,
+            Address::Tcp(SocketAddr::V6(_)) | Address::Ucx(SocketAddr::V6(_)) => AddressFamily::INET6,
             Address::Shm(_) => AddressFamily::UNIX,
         };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -194,6 +208,7 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Tcp(address) => write!(f, "tcp://{address}"),
+            Address::Ucx(address) => write!(f, "ucx://{address}"),
             Address::Shm(path) => write!(f, "shm://{}", path.display()),
         }
     }
@@ -314,7 +329,7 @@ mod tests {
 
     #[test]
     fn an_address_says_how_and_where() {
-        for text in ["tcp://127.0.0.1:7000", "tcp://[::1]:0", "shm:///tmp/a.sock"] {
+        for text in ["tcp://127.0.0.1:7000", "tcp://[::1]:0", "ucx://127.0.0.1:7000", "shm:///tmp/a.sock"] {
             let address = Address::parse(text).unwrap();
             assert_eq!(address.to_string(), text);
             assert!(address.is_on_this_host());

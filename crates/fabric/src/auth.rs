@@ -128,7 +128,7 @@ mod tests {
     fn proofs_count_for_one_secret_one_role_and_one_pair_of_nonces() {
         let (ours, other) = (Secret::new(&[1; 16]).unwrap(), Secret::new(&[2; 16]).unwrap());
         let (is_encrypted, nonce) = (false, [3; 32]);
-        let hello = Hello { session: [1; 16], epoch: 2, index: 0, connections: 1, is_encrypted, nonce };
+        let hello = Hello { session: [1; 16], epoch: 2, index: 0, connections: 1, is_encrypted, is_ucx: false, nonce };
         let (encrypted, hello) = (Hello { is_encrypted: true, ..hello }.to_wire(), hello.to_wire());
         let unproven = Answer { epoch: 4, is_encrypted, nonce: [5; 32], proof: [0; 32] };
         let answer = ours.answer(&hello, unproven);

@@ -7,6 +7,7 @@
 mod descriptor;
 mod frames;
 mod greet;
+mod moves;
 mod ops;
 mod timers;
 
@@ -15,6 +16,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -31,7 +33,8 @@ use crate::ids::{OpId, PeerId, RegionId, RemoteId};
 use crate::line::Line;
 use crate::memory::Memory;
 use crate::tls::Keys;
-use crate::wire::{Kind, MESSAGE_WINDOW, MOST_CONNECTIONS, MOST_MESSAGE_BYTES, Refusal};
+use crate::ucx::{Context, Worker};
+use crate::wire::{Kind, MESSAGE_WINDOW, MOST_CONNECTIONS, MOST_MESSAGE_BYTES, Refusal, broken};
 
 /// Sessions at once; each can have [`MESSAGE_WINDOW`] messages here that nobody has taken.
 const MOST_PEERS: usize = 256;
@@ -72,13 +75,17 @@ pub struct Options {
     /// Limit of connecting and of the handshake.
     pub connect_deadline: Duration,
     /// Connections over TCP are encrypted, or there are none: both sides need it, and a secret. Costs processor time
-    /// for each byte, and a round trip to connect. Shared memory does not leave the host and stays as it is.
+    /// for each byte, and a round trip to connect. Shared memory does not leave the host and stays as it is. Addresses
+    /// of UCX are refused.
     pub encrypt: bool,
+    /// The file of libucp for addresses of UCX, 1.18 or later; `libucp.so.0` of the system by default.
+    pub ucx_library: Option<PathBuf>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { secret: None, connections: 4, connect_deadline: Duration::from_secs(5), encrypt: false }
+        let connect_deadline = Duration::from_secs(5);
+        Options { secret: None, connections: 4, connect_deadline, encrypt: false, ucx_library: None }
     }
 }
 
@@ -138,7 +145,7 @@ struct Region {
     bytes: u64,
     rights: Rights,
     name: u64,
-    /// Who has the file of the memory.
+    /// Who has the file of the memory, or messages of UCX in it.
     mapped_by: HashSet<PeerId>,
 }
 
@@ -161,6 +168,9 @@ struct Peer {
     is_ours: bool,
     is_up: bool,
     is_shm: bool,
+    is_ucx: bool,
+    /// Of a session over UCX, from its beginning on.
+    worker: Option<Worker>,
     /// Operations with pieces that no connection has taken yet.
     queue: VecDeque<OpId>,
     /// Messages that the peer has not taken.
@@ -182,6 +192,14 @@ struct Peer {
     mapping: HashMap<u64, Vec<RemoteId>>,
     /// One mapping for all remotes of one region; it ends with the last of them.
     maps: HashMap<Map, Weak<Memory>>,
+}
+
+/// A session that has ended, and whose memory UCX may still touch.
+struct Closing {
+    worker: Worker,
+    /// What is reported at the end.
+    ops: Vec<(OpId, Error)>,
+    reason: Error,
 }
 
 /// What a mapping is of: name, length, and whether it may be written.
@@ -225,6 +243,8 @@ impl Cause {
                 let error = Error::new(ErrorKind::Full, "the peer has no place for another session");
                 error.hint("close sessions that are not used: of this process, of its user, and of this host")
             }
+            Cause::Refused(Refusal::Transport) => Error::invalid("the peer listens there for another transport")
+                .hint("write the address as the peer's endpoint does, with `tcp://` or `ucx://`"),
             Cause::Deregistered => Error::invalid("memory was deregistered under way")
                 .hint("wait for the operations on it before you deregister it"),
         }
@@ -247,6 +267,13 @@ pub struct Fabric {
     lines: HashMap<u64, Line>,
     /// Lines that may go on without the kernel, at most once each.
     ready: VecDeque<u64>,
+    /// libucp, once an address needs it.
+    ucx: Option<Arc<Context>>,
+    /// Workers of UCX by the number that the kernel reports.
+    workers: HashMap<u64, PeerId>,
+    /// Sessions whose workers may go on, at most once each.
+    moving: VecDeque<PeerId>,
+    closing: HashMap<PeerId, Closing>,
     books: Books,
     events: VecDeque<Event>,
     /// See `take_dropped`.
@@ -328,6 +355,10 @@ impl Fabric {
             listeners: HashMap::new(),
             lines: HashMap::new(),
             ready: VecDeque::new(),
+            ucx: None,
+            workers: HashMap::new(),
+            moving: VecDeque::new(),
+            closing: HashMap::new(),
             books: Books::default(),
             events: VecDeque::new(),
             dropped: Vec::new(),
@@ -347,6 +378,9 @@ impl Fabric {
     /// Accepts peers there until the fabric is dropped. Returns the address with the port that it got.
     pub fn listen(&mut self, address: &Address) -> Result<Address> {
         self.check_reach(address)?;
+        if address.is_ucx() {
+            self.need_ucx()?;
+        }
         let listener = address.listen()?;
         let id = self.draw_id();
         self.watch(&listener.socket, id, epoll::EventFlags::IN)?;
@@ -402,17 +436,16 @@ impl Fabric {
         if self.books.leaving.values().any(|(leaving, _)| *leaving == region) || self.events.iter().any(is_told) {
             return Ok(());
         }
-        let entry = self.books.regions.remove(&region).ok_or_else(no_region)?;
+        let mut entry = self.books.regions.remove(&region).ok_or_else(no_region)?;
         self.books.names.remove(&entry.name);
         let uses_it = |op: &Op| op.operation.segments.iter().any(|segment| segment.local == region);
         let ops: Vec<OpId> = self.books.ops.iter().filter(|(_, op)| uses_it(op)).map(|(id, _)| *id).collect();
-        for op in ops {
-            self.abandon(op, &Cause::Deregistered);
-        }
+        self.abandon_all(&ops, &Cause::Deregistered);
         for line in self.lines.values_mut() {
             line.forget_region(region);
         }
-        if entry.mapped_by.is_empty() {
+        let holders = self.holders(region);
+        if entry.mapped_by.is_empty() && holders.is_empty() {
             self.dropped.push(entry.memory);
             self.event(Event::Deregistered { region });
             self.leave();
@@ -422,7 +455,10 @@ impl Fabric {
             self.books.push_frame(&mut self.lines, *peer, Kind::Revoke, 0, entry.name);
             self.make_ready(*peer);
         }
-        self.books.leaving.insert(entry.name, (region, entry));
+        let name = entry.name;
+        entry.mapped_by.extend(&holders);
+        self.books.leaving.insert(name, (region, entry));
+        self.wait_for(name, &holders);
         self.leave();
         Ok(())
     }
@@ -443,9 +479,9 @@ impl Fabric {
         }
         for address in addresses {
             self.check_reach(address)?;
-            if !is_one && matches!(address, Address::Shm(_)) {
-                let error = Error::invalid("shared memory is one of several addresses").with("address", address);
-                return Err(error.hint("give one `shm://`, or several `tcp://` of one endpoint"));
+            if !is_one && !matches!(address, Address::Tcp(_)) {
+                let error = Error::invalid("one of several addresses is not of TCP").with("address", address);
+                return Err(error.hint("give one `shm://` or `ucx://`, or several `tcp://` of one endpoint"));
             }
         }
         if self.books.peers.len() >= MOST_PEERS {
@@ -485,9 +521,7 @@ impl Fabric {
     pub fn forget(&mut self, remote: RemoteId) {
         let uses_it = |op: &Op| op.operation.segments.iter().any(|segment| segment.remote == remote);
         let ops: Vec<OpId> = self.books.ops.iter().filter(|(_, op)| uses_it(op)).map(|(id, _)| *id).collect();
-        for op in ops {
-            self.abandon(op, &Cause::GivenUp);
-        }
+        self.abandon_all(&ops, &Cause::GivenUp);
         if let Some(Remote { peer, descriptor, mapping: Some(mapping) }) = self.books.remotes.remove(&remote) {
             drop(mapping);
             let peer = self.books.peers.get_mut(&peer);
@@ -561,7 +595,10 @@ impl Fabric {
     fn end_released(&mut self) {
         let lines = |peer: &Peer| peer.lines.clone().into_iter().flatten();
         let has_left = |peer: &PeerId| match self.books.peers.get(peer) {
-            Some(entry) => !lines(entry).any(|line| self.lines.get(&line).is_some_and(Line::has_to_send)),
+            Some(entry) => {
+                entry.worker.as_ref().is_none_or(Worker::is_idle)
+                    && !lines(entry).any(|line| self.lines.get(&line).is_some_and(Line::has_to_send))
+            }
             None => true,
         };
         let ended: Vec<PeerId> = self.released.iter().copied().filter(has_left).collect();
@@ -579,6 +616,7 @@ impl Fabric {
         for peer in peers {
             self.gone(peer, Error::new(ErrorKind::Unavailable, "this side closed its endpoint"));
         }
+        self.close_workers();
         self.lines.clear();
         self.books.names.clear();
         self.dropped.extend(self.books.regions.drain().map(|(_, region)| region.memory));
@@ -626,7 +664,7 @@ impl Fabric {
     }
 
     fn has_more(&self) -> bool {
-        !self.ready.is_empty() || !self.books.copies.is_empty()
+        !self.ready.is_empty() || !self.moving.is_empty() || !self.books.copies.is_empty()
     }
 
     /// Takes what the kernel reports.
@@ -656,6 +694,9 @@ impl Fabric {
             TIMER => self.timers.rang(),
             _ if self.listeners.contains_key(&data) => self.accept(data),
             _ => {
+                if let Some(peer) = self.workers.get(&data) {
+                    return self.make_worker_ready(*peer);
+                }
                 let Some(line) = self.lines.get_mut(&data) else { return };
                 line.is_ending |= flags.intersects(Flags::RDHUP | Flags::HUP | Flags::ERR);
                 line.can_read |= flags.intersects(Flags::IN | Flags::RDHUP | Flags::HUP | Flags::ERR);
@@ -675,6 +716,10 @@ impl Fabric {
             for _ in 0..self.ready.len() {
                 let Some(line) = self.ready.pop_front() else { break };
                 self.turn(line);
+            }
+            for _ in 0..self.moving.len() {
+                let Some(peer) = self.moving.pop_front() else { break };
+                self.move_some(peer);
             }
             if self.copy_some() {
                 break;
@@ -718,6 +763,12 @@ impl Fabric {
             .map_err(|errno| Error::new(ErrorKind::Io, "cannot watch a socket").source(errno))
     }
 
+    /// For a descriptor that stays readable while its owner has something to do.
+    fn watch_level(&self, file: BorrowedFd<'_>, data: u64) -> Result<()> {
+        epoll::add(&self.epoll, file, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
+            .map_err(|errno| Error::new(ErrorKind::Io, "cannot watch a worker of UCX").source(errno))
+    }
+
     /// Numbers of everything here, never given twice in one process: what another fabric calls by one is unknown here.
     fn draw_id(&mut self) -> u64 {
         loop {
@@ -732,6 +783,10 @@ impl Fabric {
     }
 
     fn check_reach(&self, address: &Address) -> Result<()> {
+        if address.is_ucx() && self.keys.is_some() {
+            let error = Error::invalid("bytes through UCX are not encrypted").with("address", address);
+            return Err(error.hint("use `tcp://` with `encrypt`, or `ucx://` without it on a trusted network"));
+        }
         if self.options.secret.is_some() || address.is_on_this_host() {
             return Ok(());
         }
@@ -756,6 +811,11 @@ impl Books {
             let error = Error::new(ErrorKind::Unavailable, "the peer is gone, or never was");
             error.hint("connect again, and import the new descriptors of the peer")
         })
+    }
+
+    /// Of a session over UCX that stands.
+    fn worker(&mut self, peer: PeerId) -> Result<&mut Worker> {
+        self.peer_mut(peer)?.worker.as_mut().ok_or_else(|| broken("a frame of another transport"))
     }
 
     fn first_line<'a>(&self, lines: &'a mut HashMap<u64, Line>, peer: PeerId) -> Option<&'a mut Line> {

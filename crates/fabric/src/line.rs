@@ -44,6 +44,21 @@ pub struct Piece {
     pub bytes: u64,
     /// Its request has begun to leave.
     pub is_sent: bool,
+    /// Over UCX.
+    pub ucx: Moving,
+}
+
+/// Where a piece stands whose bytes go through UCX.
+#[derive(Default)]
+pub struct Moving {
+    /// Of the landing place here.
+    pub tag: u64,
+    /// The peer has said where a write lands.
+    pub is_landing: bool,
+    /// UCX has ended the write here.
+    pub is_moved: bool,
+    /// The peer's answer has come.
+    pub answer: Option<Option<Refusal>>,
 }
 
 /// What waits to be sent.
@@ -137,6 +152,8 @@ pub struct Line {
     tls: Option<Box<Tls>>,
     /// A Unix socket, which can carry descriptors.
     pub is_shm: bool,
+    /// Payloads go through UCX.
+    pub is_ucx: bool,
     pub peer: Option<PeerId>,
     pub phase: Phase,
     /// It began to be one.
@@ -176,6 +193,7 @@ impl Line {
             socket,
             tls: None,
             is_shm,
+            is_ucx: false,
             peer: None,
             can_write: !matches!(phase, Phase::Connecting(_)),
             phase,
@@ -374,7 +392,17 @@ impl Line {
             Queued::Request(number) => {
                 let Some(piece) = self.asked.get_mut(&number) else { return };
                 piece.is_sent = true;
-                let body = crate::wire::segments_to_wire(&piece.wire);
+                let segments = crate::wire::segments_to_wire(&piece.wire);
+                if self.is_ucx {
+                    let (kind, body) = match piece.is_write {
+                        true => (Kind::Push, segments),
+                        false => (Kind::Pull, [&piece.ucx.tag.to_le_bytes(), &segments[..]].concat()),
+                    };
+                    let count = piece.wire.len() as u16;
+                    return self
+                        .begin_frame(Header { kind, count, body: body.len() as u32, payload: 0, op: number }, &body);
+                }
+                let body = segments;
                 let (kind, payload) = if piece.is_write { (Kind::Write, piece.bytes) } else { (Kind::Read, 0) };
                 let spans = if piece.is_write { piece.spans.clone().unwrap_or_default() } else { Vec::new() };
                 let count = piece.wire.len() as u16;

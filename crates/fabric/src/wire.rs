@@ -15,6 +15,8 @@ pub const HELLO_BYTES: usize = 96;
 pub const ANSWER_BYTES: usize = 96;
 pub const PROOF_BYTES: usize = 32;
 pub const SEGMENT_BYTES: usize = 24;
+/// Of a message through UCX: what names its landing place.
+pub const TAG_BYTES: usize = 8;
 /// Of the body of one frame.
 pub const MOST_BODY_BYTES: usize = 128 << 10;
 /// Of the payload of one frame: a message waits at most for one piece, and a cache of the second level holds it.
@@ -61,13 +63,23 @@ pub enum Kind {
     /// Region `op` is deregistered: unmap it. Answered by `Unmapped`.
     Revoke = 11,
     Unmapped = 12,
+    /// Body: the address of the sender's worker of UCX. Once from each side of a session over UCX; only such sessions
+    /// have this and the next three.
+    Worker = 13,
+    /// As `Read`, for bytes through UCX. Body: the tag of the landing place, then segments.
+    Pull = 14,
+    /// As `Write`, for bytes through UCX; answered by `Land` first.
+    Push = 15,
+    /// A landing place for the write `op`. Body: its tag.
+    Land = 16,
 }
 
 impl Kind {
     fn from_wire(kind: u8) -> Option<Kind> {
-        use Kind::{Data, Map, Mapped, Message, Read, Ready, Refused, Revoke, Taken, Unmapped, Write, Written};
-        let all = [Ready, Read, Data, Write, Written, Refused, Message, Taken, Map, Mapped, Revoke, Unmapped];
-        all.into_iter().find(|known| *known as u8 == kind)
+        use Kind::{Data, Land, Map, Mapped, Message, Pull, Push, Read, Ready, Refused, Revoke, Taken, Unmapped};
+        use Kind::{Worker, Write, Written};
+        let sockets = [Ready, Read, Data, Write, Written, Refused, Message, Taken, Map, Mapped, Revoke, Unmapped];
+        sockets.into_iter().chain([Worker, Pull, Push, Land]).find(|known| *known as u8 == kind)
     }
 }
 
@@ -83,11 +95,13 @@ pub enum Refusal {
     Forbidden = 3,
     /// The endpoint has no place for another session.
     Full = 4,
+    /// The endpoint listens there for another transport.
+    Transport = 5,
 }
 
 impl Refusal {
     pub fn from_wire(code: u16) -> Option<Refusal> {
-        [Refusal::Unknown, Refusal::Outside, Refusal::Forbidden, Refusal::Full]
+        [Refusal::Unknown, Refusal::Outside, Refusal::Forbidden, Refusal::Full, Refusal::Transport]
             .into_iter()
             .find(|known| *known as u16 == code)
     }
@@ -141,7 +155,12 @@ impl Header {
         let is_list = count > 0 && count <= MOST_SEGMENTS && body == count * SEGMENT_BYTES;
         let is_piece = payload > 0 && payload <= PIECE_BYTES;
         let fits = match kind {
-            Kind::Read => is_list && payload == 0,
+            Kind::Read | Kind::Push => is_list && payload == 0,
+            Kind::Pull => {
+                count > 0 && count <= MOST_SEGMENTS && body == TAG_BYTES + count * SEGMENT_BYTES && payload == 0
+            }
+            Kind::Land => body == TAG_BYTES && payload == 0 && count == 0,
+            Kind::Worker => body > 0 && body <= MOST_MESSAGE_BYTES && payload == 0 && count == 0,
             Kind::Write => is_list && is_piece,
             Kind::Data => body == 0 && is_piece,
             Kind::Message => body <= MOST_MESSAGE_BYTES && payload == 0 && count <= 1,
@@ -211,6 +230,12 @@ pub fn segments_from_wire(body: &[u8], payload: u32) -> Result<Vec<WireSegment>>
     }
 }
 
+/// The tag at the head of a body, and what follows it.
+pub fn split_tag(body: &[u8]) -> (u64, &[u8]) {
+    let (tag, rest) = body.split_at(TAG_BYTES);
+    (u64::from_le_bytes(tag.try_into().expect("eight bytes")), rest)
+}
+
 /// The first record, by who connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -223,6 +248,8 @@ pub struct Hello {
     pub connections: u16,
     /// TLS follows.
     pub is_encrypted: bool,
+    /// The bytes of transfers go through UCX.
+    pub is_ucx: bool,
     pub nonce: [u8; 32],
 }
 
@@ -234,6 +261,7 @@ impl Hello {
         bytes[10..12].copy_from_slice(&self.index.to_le_bytes());
         bytes[12..14].copy_from_slice(&self.connections.to_le_bytes());
         bytes[14] = u8::from(self.is_encrypted);
+        bytes[15] = u8::from(self.is_ucx);
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[24..40].copy_from_slice(&self.session);
         bytes[40..72].copy_from_slice(&self.nonce);
@@ -247,6 +275,7 @@ impl Hello {
             index: half(10),
             connections: half(12),
             is_encrypted: is_encrypted(bytes)?,
+            is_ucx: is_ucx(bytes)?,
             epoch: u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes")),
             session: bytes[24..40].try_into().expect("sixteen bytes"),
             nonce: bytes[40..72].try_into().expect("32 bytes"),
@@ -308,6 +337,15 @@ fn is_encrypted(bytes: &[u8]) -> Result<bool> {
         0 => Ok(false),
         1 => Ok(true),
         _ => Err(broken("a record of another kind of encryption")),
+    }
+}
+
+/// Of the first record. Before there was UCX, it was 0.
+fn is_ucx(bytes: &[u8]) -> Result<bool> {
+    match bytes[15] {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(broken("a record of another kind of transport")),
     }
 }
 
@@ -430,7 +468,8 @@ mod tests {
         #[test]
         fn whatever_a_stranger_says_first_is_one_greeting_or_none() {
             let (is_encrypted, nonce) = (true, [2; 32]);
-            let hello = Hello { session: [1; 16], epoch: 5, index: 1, connections: 2, is_encrypted, nonce };
+            let hello =
+                Hello { session: [1; 16], epoch: 5, index: 1, connections: 2, is_encrypted, is_ucx: false, nonce };
             let answer = Answer { epoch: 7, is_encrypted, nonce: [3; 32], proof: [4; 32] };
             let inputs = vec![hello.to_wire().to_vec(), answer.to_wire().to_vec()];
             Target::new("greetings", inputs).cases(40_000).run(|bytes| {

@@ -9,11 +9,11 @@ use forebay_core::{ErrorKind, Result};
 use forebay_fabric::{
     Descriptor, Endpoint, Event, MESSAGE_WINDOW, MOST_MESSAGE_BYTES, Memory, OpId, Operation, Rights, Verb,
 };
-use support::{Pair, Side, TRANSPORTS, Transport, both, bytes_of, end_of, options, options_of, pattern, segment, take};
+use support::{Pair, Side, Transport, both, bytes_of, end_of, options, options_of, pattern, segment, take, transports};
 
 /// Runs a claim on each transport.
 fn on_each(claim: impl Fn(&mut Pair)) {
-    for transport in TRANSPORTS {
+    for transport in transports() {
         println!("on {transport:?}");
         claim(&mut Pair::new(transport));
     }
@@ -362,7 +362,7 @@ fn memory_that_a_peer_maps_and_does_not_let_go_is_not_given_back() {
 fn local_memory_that_is_deregistered_under_way_ends_its_operations_and_stays_as_it_is() {
     on_each(|pair| {
         let bytes = 8 << 20;
-        let (theirs, _, remote) = pair.remote(bytes, Rights::READ);
+        let (theirs, region, remote) = pair.remote(bytes, Rights::READ);
         theirs.write(0, &pattern(7, bytes));
         let (ours, local) = pair.a.memory(bytes, Rights::NONE);
         let op = pair.submit(Verb::Read, vec![segment(local, 0, remote, 0, bytes)]).unwrap();
@@ -374,6 +374,7 @@ fn local_memory_that_is_deregistered_under_way_ends_its_operations_and_stays_as_
         assert!(end_of(&mut pair.a, op).is_none());
         assert_eq!(pair.end_of(op).unwrap_err().kind(), ErrorKind::Invalid);
         // What the peer had begun to send goes nowhere, and what comes behind it is right.
+        let remote = pair.remain(region, remote);
         let (other, local) = pair.a.memory(bytes, Rights::NONE);
         pair.run(Verb::Read, vec![segment(local, 0, remote, 0, bytes)]).unwrap();
         assert!(bytes_of(&other, 0, bytes) == pattern(7, bytes));
@@ -385,7 +386,7 @@ fn local_memory_that_is_deregistered_under_way_ends_its_operations_and_stays_as_
 fn an_operation_that_is_given_up_ends_at_once_and_leaves_its_memory_alone() {
     on_each(|pair| {
         let bytes = 8 << 20;
-        let (theirs, _, remote) = pair.remote(bytes, Rights::READ_AND_WRITE);
+        let (theirs, region, mut remote) = pair.remote(bytes, Rights::READ_AND_WRITE);
         theirs.write(0, &pattern(7, bytes));
         let (ours, local) = pair.a.memory(bytes, Rights::NONE);
         for verb in [Verb::Read, Verb::Write] {
@@ -397,6 +398,7 @@ fn an_operation_that_is_given_up_ends_at_once_and_leaves_its_memory_alone() {
             assert_eq!(end_of(&mut pair.a, op).expect("it ended").unwrap_err().kind(), ErrorKind::Timeout);
             pair.a.fabric.give_up(op);
             ours.write(0, &vec![0xAA; bytes as usize]);
+            remote = pair.remain(region, remote);
         }
         let (other, local) = pair.a.memory(4096, Rights::NONE);
         theirs.write(0, &pattern(8, 4096));

@@ -366,6 +366,17 @@ fn encryption_needs_a_secret() {
 }
 
 #[test]
+fn bytes_through_ucx_are_refused_where_all_is_to_be_encrypted() {
+    let address = Address::parse("ucx://127.0.0.1:7000").unwrap();
+    let mut side = Side::new(encrypting());
+    let refused = [side.fabric.listen(&address).unwrap_err(), side.fabric.connect(&address).unwrap_err()];
+    for error in refused {
+        assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("not encrypted"), "{error}");
+        assert!(error.hint_text().is_some(), "{error}");
+    }
+}
+
+#[test]
 fn shared_memory_stays_as_it_is() {
     let home = tempfile::tempdir().unwrap();
     let (mut a, mut b) = (Side::new(encrypting()), Side::new(options()));

@@ -32,6 +32,7 @@ const ROUNDS: u64 = 4;
 enum Way {
     Tcp,
     Encrypted,
+    Ucx,
     /// Through the Unix socket.
     ShmSocket,
     /// By a copy of this process.
@@ -43,6 +44,7 @@ impl Way {
         match self {
             Way::Tcp => Transport::Tcp,
             Way::Encrypted => Transport::Encrypted,
+            Way::Ucx => Transport::Ucx,
             Way::ShmSocket | Way::ShmMapped => Transport::Shm,
         }
     }
@@ -133,8 +135,11 @@ impl Case {
         }
     }
 
-    /// The end, which is there without a word from the peer.
+    /// The end, which is there without a word from the peer. UCX may take a moment to let go of the memory.
     fn ended_now(&mut self, op: OpId) -> Result<()> {
+        if self.way == Way::Ucx {
+            return wait(&mut self.side, op);
+        }
         end_of(&mut self.side, op).unwrap_or_else(|| {
             self.side.poll(Duration::ZERO);
             end_of(&mut self.side, op).expect("an operation that ended did not say so")
@@ -219,7 +224,10 @@ impl Case {
 
     /// Reads the peer's memory, over all connections of the session if it stands: late answers come before these.
     fn look_at_the_peer(&mut self, ending: Ending, before: &[u8], is_whole: bool) {
-        if !matches!(ending, Ending::Deadline | Ending::GiveUp | Ending::Deregister) {
+        let is_early = matches!(ending, Ending::Deadline | Ending::GiveUp | Ending::Deregister);
+        // Over UCX, the session has ended with an operation that ended early.
+        let is_gone = self.side.events.iter().any(|event| matches!(event, Event::Gone { .. }));
+        if !is_early || is_gone {
             let (peer, _, remotes) = meet(&mut self.side, &self.other.address);
             (self.peer, self.remote) = (peer, remotes[usize::from(self.way == Way::ShmMapped)]);
         }
@@ -247,7 +255,8 @@ fn from_environment(name: &str) -> Option<u64> {
 fn whatever_ends_it(ending: Ending) {
     let first = from_environment("FOREBAY_FABRIC_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 20);
     for seed in first..first + from_environment("FOREBAY_FABRIC_SEEDS").unwrap_or(SEEDS) {
-        for way in [Way::Tcp, Way::Encrypted, Way::ShmSocket, Way::ShmMapped] {
+        let ucx = support::ucx_library().map(|_| Way::Ucx);
+        for way in [Way::Tcp, Way::Encrypted, Way::ShmSocket, Way::ShmMapped].into_iter().chain(ucx) {
             for verb in [Verb::Read, Verb::Write] {
                 println!("{ending:?} of a {verb:?}, {way:?}: FOREBAY_FABRIC_SEED={seed} FOREBAY_FABRIC_SEEDS=1");
                 Case::new(way, verb, seed).run(ending);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_fabric::{Event, Memory, OpId, Operation, PeerId, RegionId, RemoteId, Rights, Segment, Verb};
-use support::{PATIENCE, Pair, TRANSPORTS, bytes_of, pattern};
+use support::{PATIENCE, Pair, bytes_of, pattern, transports};
 
 /// In CI; `FOREBAY_FABRIC_SESSIONS` sets another number.
 const SESSIONS: u64 = 60;
@@ -61,7 +61,8 @@ struct Session {
 impl Session {
     fn new(seed: u64) -> Session {
         let mut random = Random(seed);
-        let mut pair = Pair::new(TRANSPORTS[random.below(3) as usize]);
+        let transports = transports();
+        let mut pair = Pair::new(transports[random.below(transports.len() as u64) as usize]);
         let mut theirs = Vec::new();
         for (at, rights) in [Rights::READ, Rights::READ, Rights::READ_AND_WRITE].into_iter().enumerate() {
             // The second cannot be mapped, so its bytes go through the socket.

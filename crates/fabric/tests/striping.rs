@@ -195,7 +195,9 @@ fn what_are_no_addresses_of_one_endpoint_is_refused() {
     let mut side = Side::new(options());
     let tcp = Address::parse("tcp://127.0.0.1:7000").unwrap();
     let shm = Address::Shm("/tmp/a.sock".into());
-    for addresses in [vec![], vec![tcp.clone(); 17], vec![tcp, shm.clone()], vec![shm.clone(), shm]] {
+    let ucx = Address::parse("ucx://127.0.0.1:7000").unwrap();
+    let mixed = [vec![tcp.clone(), shm.clone()], vec![tcp.clone(), ucx.clone()], vec![shm.clone(), shm], vec![ucx; 2]];
+    for addresses in [vec![], vec![tcp; 17]].into_iter().chain(mixed) {
         let error = side.fabric.connect_over(&addresses).unwrap_err();
         assert!(error.kind() == ErrorKind::Invalid && error.hint_text().is_some(), "{error}");
     }

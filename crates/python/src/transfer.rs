@@ -39,11 +39,13 @@ impl TransferEngine {
         connections: u16,
         connect_timeout: f64,
         encrypt: bool,
+        ucx_library: Option<PathBuf>,
     ) -> Result<TransferEngine, Raised> {
         py.detach(|| {
             let secret = secret_file.as_deref().map(Secret::read).transpose()?;
             let connect_deadline = convert::duration(connect_timeout);
-            Ok(TransferEngine(Endpoint::new(Options { secret, connections, connect_deadline, encrypt })?))
+            let options = Options { secret, connections, connect_deadline, encrypt, ucx_library };
+            Ok(TransferEngine(Endpoint::new(options)?))
         })
     }
 

@@ -103,7 +103,7 @@ impl Served {
                 let descriptor = fabric.export(region)?.to_bytes().to_vec();
                 self.memory = Some((memory, region));
                 let port = match address {
-                    Address::Tcp(address) => plain::serve(address.ip(), bytes / 2)?,
+                    Address::Tcp(address) | Address::Ucx(address) => plain::serve(address.ip(), bytes / 2)?,
                     Address::Shm(_) => 0,
                 };
                 Ok(Tell::Prepared { descriptor, port })

@@ -26,14 +26,15 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
         let listens = |address: &Address| print(&format!("{LISTENS}{address}\n"));
         return Ok(serve(bench.options, &Address::parse(address)?, arguments.once, listens)?);
     }
-    let transports = match &arguments.transport {
-        Some(transport) => vec![transport.as_str()],
-        None if arguments.encrypt => vec!["tcp"],
-        None => vec!["tcp", "shm"],
+    let transports: Vec<String> = match &arguments.transport[..] {
+        [] if arguments.encrypt => vec!["tcp".to_owned()],
+        [] => ["tcp", "shm"].map(str::to_owned).to_vec(),
+        some => some.to_vec(),
     };
     demand_peers(arguments)?;
-    let is_over_tcp = !arguments.encrypt || arguments.transport.as_deref() != Some("shm");
-    demand("--transport", "shm", is_over_tcp, "be `tcp` with `--encrypt`: what stays on the host is not encrypted")?;
+    let other = transports.iter().find(|transport| arguments.encrypt && *transport != "tcp");
+    let must = "be `tcp` with `--encrypt`: nothing else is encrypted";
+    demand("--transport", other.map_or("tcp", String::as_str), other.is_none(), must)?;
     let rounds = if arguments.connect.is_some() { 1 } else { transports.len() };
     announce(rounds * bench.rows(), rounds as u64 * bench.moved_bytes(), 2.0);
     let (total, mut done) = (rounds * bench.rows(), 0);
@@ -43,9 +44,8 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
         note(&format!("{done:>3} of {total}: {what}, depth {}, {:.2} x {}", row.depth, row.ratio, row.baseline));
     };
     let (names, python) = (arguments.peers.clone(), arguments.python.clone());
-    let (secret_file, encrypts) = (arguments.secret_file.clone(), arguments.encrypt);
     let connect = arguments.connect.as_deref().map(Address::parse).transpose()?;
-    let transports: Vec<String> = transports.into_iter().map(str::to_owned).collect();
+    let arguments_of_other = arguments.clone();
     // Held here too, so that a signal ends it.
     let other: Arc<Mutex<Option<Other>>> = Arc::default();
     let taken = other.clone();
@@ -60,7 +60,7 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
             for transport in transports {
                 let address = {
                     let mut other = lock(&other);
-                    other.insert(Other::start(&transport, secret_file.as_deref(), encrypts)?).address.clone()
+                    other.insert(Other::start(&transport, &arguments_of_other)?).address.clone()
                 };
                 let peers = if transport == "tcp" { &mut peers[..] } else { &mut [] };
                 rows.extend(measure(&bench, &address, peers, &mut tell)?);
@@ -107,8 +107,8 @@ fn demand_amounts(arguments: &BenchTransfer) -> Result<(), Failure> {
 /// Refuses what peers cannot do.
 fn demand_peers(arguments: &BenchTransfer) -> Result<(), Failure> {
     let peers = arguments.peers.join(",");
-    let is_over_tcp = peers.is_empty() || arguments.transport.as_deref() != Some("shm");
-    demand("--peers", &peers, is_over_tcp, "stand without `--transport shm`: peers are measured over TCP")?;
+    let is_over_tcp = peers.is_empty() || arguments.transport.iter().any(|transport| transport == "tcp");
+    demand("--peers", &peers, is_over_tcp, "stand with `--transport tcp`: peers are measured over TCP")?;
     let is_one_way = peers.is_empty() || arguments.direction.iter().all(|name| name != "both");
     demand("--peers", &peers, is_one_way, "stand without `--direction both`: peers read or write")
 }
@@ -183,6 +183,7 @@ fn bench(arguments: &BenchTransfer) -> Result<TransferBench> {
             secret,
             connections: arguments.connections,
             encrypt: arguments.encrypt,
+            ucx_library: arguments.ucx_library.clone(),
             ..Options::default()
         },
     })
@@ -196,18 +197,23 @@ struct Other {
 }
 
 impl Other {
-    fn start(transport: &str, secret_file: Option<&Path>, encrypts: bool) -> Result<Other> {
+    /// `arguments` are those of the measuring side.
+    fn start(transport: &str, arguments: &BenchTransfer) -> Result<Other> {
         let failed = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start the other process").source(error);
         let home = tempfile::tempdir().map_err(failed)?;
         let address = match transport {
             "tcp" => "tcp://127.0.0.1:0".to_string(),
+            "ucx" => "ucx://127.0.0.1:0".to_string(),
             _ => format!("shm://{}", home.path().join("bench.sock").display()),
         };
         let program = std::env::current_exe().map_err(failed)?;
         let mut command = Command::new(program);
         command.args(["bench", "transfer", "--once", "--listen", &address]).stdout(Stdio::piped());
-        command.args(secret_file.into_iter().flat_map(|file| ["--secret-file".as_ref(), file.as_os_str()]));
-        command.args(encrypts.then_some("--encrypt"));
+        let [secret, library] = [&arguments.secret_file, &arguments.ucx_library];
+        for (name, file) in [("--secret-file", secret), ("--ucx-library", library)] {
+            command.args(file.iter().flat_map(|file| [name.as_ref(), file.as_os_str()]));
+        }
+        command.args(arguments.encrypt.then_some("--encrypt"));
         let mut process = command.spawn().map_err(failed)?;
         let mut line = String::new();
         let said = BufReader::new(process.stdout.take().expect("it is piped")).read_line(&mut line);

@@ -92,7 +92,17 @@ impl Fabric {
             self.event(Event::Up { peer });
             return self.take_held(peer);
         }
+        let is_move = matches!(header.kind, Kind::Worker | Kind::Pull | Kind::Push | Kind::Land);
+        let is_socket = matches!(header.kind, Kind::Read | Kind::Write | Kind::Data);
+        let is_file = matches!(header.kind, Kind::Map | Kind::Mapped | Kind::Revoke | Kind::Unmapped);
+        if is_move || (entry.is_ucx && (is_socket || is_file)) {
+            return match is_move {
+                true => self.ucx_frame(id, peer, header, &body),
+                false => Err(broken("a frame of another transport")),
+            };
+        }
         match header.kind {
+            Kind::Worker | Kind::Pull | Kind::Push | Kind::Land => unreachable!("handled above"),
             Kind::Ready => Err(broken("a second beginning")),
             Kind::Read => {
                 let segments = segments_from_wire(&body, 0)?;
@@ -130,7 +140,11 @@ impl Fabric {
                 if !is_right || line.is_sending(header.op) {
                     return Err(broken("an answer without a question"));
                 }
-                self.answered(id, header.op, Refusal::from_wire(header.count));
+                let refusal = Refusal::from_wire(header.count);
+                if line.is_ucx {
+                    return self.ucx_answered(id, peer, header.op, refusal);
+                }
+                self.answered(id, header.op, refusal);
                 Ok(())
             }
             Kind::Message => {
@@ -208,7 +222,7 @@ impl Fabric {
     }
 
     /// The end of a piece, and room for another.
-    fn answered(&mut self, id: u64, number: u64, refusal: Option<Refusal>) {
+    pub(super) fn answered(&mut self, id: u64, number: u64, refusal: Option<Refusal>) {
         let Some(line) = self.lines.get_mut(&id) else { return };
         let Some(piece) = line.asked.remove(&number) else { return };
         line.asked_bytes -= piece.bytes;
@@ -285,7 +299,7 @@ impl Fabric {
 
 impl Books {
     /// Where a peer's segments are, if it may do this with them.
-    fn spans(&self, segments: &[WireSegment], is_write: bool) -> Result<Vec<Span>, Refusal> {
+    pub(super) fn spans(&self, segments: &[WireSegment], is_write: bool) -> Result<Vec<Span>, Refusal> {
         let span = |segment: &WireSegment| {
             let id = self.names.get(&segment.name).ok_or(Refusal::Unknown)?;
             let region: &Region = self.regions.get(id).ok_or(Refusal::Unknown)?;

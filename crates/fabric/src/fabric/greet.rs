@@ -24,8 +24,12 @@ const RETRY: Duration = Duration::from_millis(20);
 impl Fabric {
     pub(super) fn greet(&mut self, addresses: &[Address]) -> Result<PeerId> {
         let is_shm = matches!(addresses, [Address::Shm(_)]);
-        // Processes on one host copy memory themselves; the socket is for the rest.
-        let connections = if is_shm { 1 } else { self.options.connections.max(addresses.len() as u16) };
+        let is_ucx = matches!(addresses, [Address::Ucx(_)]);
+        if is_ucx {
+            self.need_ucx()?;
+        }
+        // Processes on one host copy memory themselves, and UCX has connections of its own; the socket is for the rest.
+        let connections = if is_shm || is_ucx { 1 } else { self.options.connections.max(addresses.len() as u16) };
         let mut session = [0; 16];
         fill_random(&mut session)?;
         let peer = PeerId(self.draw_id());
@@ -37,15 +41,16 @@ impl Fabric {
             let id = self.draw_id();
             self.watch(&socket, id, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP)?;
             let is_encrypted = !is_shm && self.keys.is_some();
-            let hello = Hello { session, epoch: self.epoch, index, connections, is_encrypted, nonce };
+            let hello = Hello { session, epoch: self.epoch, index, connections, is_encrypted, is_ucx, nonce };
             let mut line = Line::new(socket, is_shm, Phase::Connecting(hello), ANSWER_BYTES);
             line.peer = Some(peer);
+            line.is_ucx = address.is_ucx();
             lines.push((id, line));
         }
         let ids = lines.iter().map(|(id, _)| Some(*id)).collect();
         self.lines.extend(lines);
         let addresses = if addresses.len() > 1 { addresses.to_vec() } else { Vec::new() };
-        let entry = Peer { lines: ids, session, addresses, is_ours: true, is_shm, ..Peer::default() };
+        let entry = Peer { lines: ids, session, addresses, is_ours: true, is_shm, is_ucx, ..Peer::default() };
         self.books.peers.insert(peer, entry);
         self.set_timer(Instant::now() + self.options.connect_deadline, Timer::Peer(peer));
         Ok(peer)
@@ -64,7 +69,7 @@ impl Fabric {
                 }
                 self.lines.remove(&oldest);
             }
-            let is_shm = matches!(entry.address, Address::Shm(_));
+            let (is_shm, is_ucx) = (matches!(entry.address, Address::Shm(_)), entry.address.is_ucx());
             let socket = match entry.accept() {
                 Ok(Some(socket)) => socket,
                 // Of another user, or lost before it was accepted.
@@ -79,7 +84,9 @@ impl Fabric {
             };
             let id = self.draw_id();
             if self.watch(&socket, id, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP).is_ok() {
-                self.lines.insert(id, Line::new(socket, is_shm, Phase::Accepted, HELLO_BYTES));
+                let mut line = Line::new(socket, is_shm, Phase::Accepted, HELLO_BYTES);
+                line.is_ucx = is_ucx;
+                self.lines.insert(id, line);
                 self.set_timer(Instant::now() + self.handshake, Timer::Line(id));
             }
         }
@@ -126,6 +133,10 @@ impl Fabric {
                     });
                 }
                 peer.epoch = answer.epoch;
+                if peer.is_ucx {
+                    let peer = line.peer.expect("found above");
+                    self.begin_worker(peer)?;
+                }
             }
             Phase::Accepted => {
                 let wire = bytes.try_into().expect("a record of this length was asked for");
@@ -197,10 +208,15 @@ impl Fabric {
             None => {
                 let line = self.lines.get_mut(&id).expect("its record was read");
                 let origin = Origin::of(line.socket(), line.is_shm, self.options.secret.is_some());
-                if !self.books.has_place(origin) {
-                    line.push_frame(Kind::Refused, Refusal::Full as u16, 0);
+                let refusal = match () {
+                    () if line.is_ucx != hello.is_ucx => Some(Refusal::Transport),
+                    () if !self.books.has_place(origin) => Some(Refusal::Full),
+                    () => None,
+                };
+                if let Some(refusal) = refusal {
+                    line.push_frame(Kind::Refused, refusal as u16, 0);
                     self.flush(id);
-                    return Err(Cause::Refused(Refusal::Full).error());
+                    return Err(Cause::Refused(refusal).error());
                 }
                 let peer = PeerId(self.draw_id());
                 let lines = vec![None; usize::from(hello.connections)];
@@ -220,32 +236,53 @@ impl Fabric {
             _ => return Err(broken("a connection that the session has")),
         }
         line.peer = Some(peer);
-        entry.is_shm = line.is_shm;
+        (entry.is_shm, entry.is_ucx) = (line.is_shm, line.is_ucx);
         if entry.lines.iter().all(Option::is_some) {
             entry.is_up = true;
             self.books.push_frame(&mut self.lines, peer, Kind::Ready, 0, 0);
             self.make_ready(peer);
+            let is_ucx = hello.is_ucx;
             self.event(Event::Up { peer });
+            if is_ucx {
+                self.begin_worker(peer)?;
+            }
         }
         Ok(())
     }
 
     /// Ends the session with all that hangs on it, in this order: operations, mappings, connections.
     pub(super) fn gone(&mut self, peer: PeerId, reason: Error) {
-        let Some(entry) = self.books.peers.remove(&peer) else { return };
+        self.gone_with(peer, reason, &[], None);
+    }
+
+    /// As `gone`, where these operations end for another cause.
+    pub(super) fn gone_with(&mut self, peer: PeerId, reason: Error, others: &[OpId], other: Option<&Cause>) {
+        let Some(mut entry) = self.books.peers.remove(&peer) else { return };
         self.books.sessions.remove(&entry.session);
         self.books.untaken_bytes -= entry.lengths.iter().sum::<usize>();
         let is_its = |(id, op): (&OpId, &Op)| (op.operation.peer == peer).then_some(*id);
         let mut ops: Vec<OpId> = self.books.ops.iter().filter_map(is_its).collect();
         ops.sort();
         let cause = Cause::PeerGone(reason.to_string());
+        let error = |op: &OpId| other.filter(|_| others.contains(op)).unwrap_or(&cause).error();
+        let worker = entry.worker.take();
+        let mut kept = Vec::new();
         for op in ops {
-            self.end(op, Err(cause.error()));
+            match &worker {
+                None => self.end(op, Err(error(&op))),
+                Some(_) => {
+                    self.forget_op(op);
+                    kept.push((op, error(&op)));
+                }
+            }
         }
         self.books.copies.retain(|op| self.books.ops.contains_key(op));
         self.books.remotes.retain(|_, remote| remote.peer != peer);
         for line in entry.lines.into_iter().flatten() {
             self.lines.remove(&line);
+        }
+        if let Some(worker) = worker {
+            return self.close_worker(peer, worker, kept, reason);
         }
         for region in self.books.regions.values_mut() {
             region.mapped_by.remove(&peer);
@@ -278,8 +315,17 @@ impl Fabric {
         };
         match line.and_then(|line| line.peer) {
             Some(peer) => {
-                let address = self.books.peers.get(&peer).and_then(|peer| peer.address_of(id));
+                let entry = self.books.peers.get(&peer);
+                let address = entry.and_then(|peer| peer.address_of(id));
                 let error = address.into_iter().fold(error, |error, address| error.with("over", address));
+                // The side that notices first says why only to its own program.
+                let worker = entry.and_then(|entry| entry.worker.as_ref());
+                let error = match worker.is_some_and(|worker| !worker.is_connected()) {
+                    true => {
+                        error.hint("did UCX find a way there? see the peer's error, `UCX_TLS` and `UCX_NET_DEVICES`")
+                    }
+                    false => error,
+                };
                 self.gone(peer, error);
             }
             // Nobody was told of it.

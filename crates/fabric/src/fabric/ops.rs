@@ -13,7 +13,7 @@ use super::{
     Books, Cause, Event, Fabric, MOST_NOTICES, MOST_OP_SEGMENTS, MOST_OPS, Op, OpId, Operation, PeerId, Segment, Verb,
     check_message, takes_none,
 };
-use crate::line::{Line, Piece, Queued, Span};
+use crate::line::{Line, Moving, Piece, Queued, Span};
 use crate::memory::Memory;
 use crate::wire::{MOST_SEGMENTS, PIECE_BYTES, Refusal, WINDOW, WireSegment};
 
@@ -21,6 +21,8 @@ use crate::wire::{MOST_SEGMENTS, PIECE_BYTES, Refusal, WINDOW, WireSegment};
 /// 4 MiB the sockets of four connections held more than the cache, at 1.1 to 1.3 times the CPU time of one plain
 /// socket; with 1 MiB it is 0.8 to 1.0. At a round trip of 1 ms it limits four connections to 4 GB/s.
 const LINE_BYTES: u64 = 1 << 20;
+/// As `LINE_BYTES`, of a session over UCX, which has one connection, and whose landing places are posted before.
+const UCX_BYTES: u64 = 4 << 20;
 /// Copied in one turn.
 const COPY_BYTES: u64 = 4 << 20;
 
@@ -61,6 +63,28 @@ impl Fabric {
     }
 
     pub(super) fn abandon(&mut self, id: OpId, cause: &Cause) {
+        self.abandon_all(&[id], cause);
+    }
+
+    /// Ends all of them for one cause. Where UCX may touch their memory, their sessions end with them.
+    pub(super) fn abandon_all(&mut self, ids: &[OpId], cause: &Cause) {
+        let mut moving: Vec<(PeerId, OpId)> = Vec::new();
+        for id in ids {
+            let Some(op) = self.books.ops.get(id) else { continue };
+            let peer = op.operation.peer;
+            match op.pieces > 0 && self.books.peers.get(&peer).is_some_and(|peer| peer.is_ucx) {
+                true => moving.push((peer, *id)),
+                false => self.abandon_one(*id, cause),
+            }
+        }
+        while let Some((peer, _)) = moving.first().copied() {
+            let its: Vec<OpId> = moving.iter().filter(|(it, _)| *it == peer).map(|(_, id)| *id).collect();
+            moving.retain(|(it, _)| *it != peer);
+            self.abandon_with_session(peer, &its, cause);
+        }
+    }
+
+    fn abandon_one(&mut self, id: OpId, cause: &Cause) {
         let Some(op) = self.books.ops.get(&id) else { return };
         if op.is_copied {
             self.books.copies.retain(|copy| *copy != id);
@@ -76,10 +100,7 @@ impl Fabric {
     }
 
     pub(super) fn end(&mut self, id: OpId, result: Result<()>) {
-        let Some(op) = self.books.ops.remove(&id) else { return };
-        if let Some(deadline) = op.operation.deadline {
-            self.books.timers.remove(&(deadline, Timer::Op(id)));
-        }
+        let Some(op) = self.forget_op(id) else { return };
         let peer = op.operation.peer;
         if let Some(notice) = op.operation.notice
             && let Some(entry) = self.books.peers.get_mut(&peer)
@@ -92,6 +113,14 @@ impl Fabric {
             }
         }
         self.event(Event::Done { op: id, result });
+    }
+
+    pub(super) fn forget_op(&mut self, id: OpId) -> Option<Op> {
+        let op = self.books.ops.remove(&id)?;
+        if let Some(deadline) = op.operation.deadline {
+            self.books.timers.remove(&(deadline, Timer::Op(id)));
+        }
+        Some(op)
     }
 
     /// The end of a piece on a connection.
@@ -117,9 +146,10 @@ impl Fabric {
             return;
         }
         let lines = entry.lines.clone();
+        let (is_ucx, most) = if entry.is_ucx { (true, UCX_BYTES) } else { (false, LINE_BYTES) };
         loop {
             // With TLS the proof of one may come after the word, on another, that the session is up.
-            let has_room = |line: &&Line| line.is_open() && line.asked.len() < WINDOW && line.asked_bytes < LINE_BYTES;
+            let has_room = |line: &&Line| line.is_open() && line.asked.len() < WINDOW && line.asked_bytes < most;
             let open = lines.iter().flatten().filter_map(|id| Some((*id, self.lines.get(id)?)));
             let best = open.filter(|(_, line)| has_room(line)).min_by_key(|(_, line)| line.asked_bytes);
             let Some(line) = best.map(|(id, _)| id) else { return };
@@ -131,12 +161,18 @@ impl Fabric {
                 continue;
             }
             let piece = cut(id, op, &self.books.regions, &self.books.remotes);
-            let Some(piece) = piece else { continue };
+            let Some(mut piece) = piece else { continue };
             op.pieces += 1;
             if op.next.0 < op.operation.segments.len() {
                 entry.queue.push_back(id);
             }
             let number = self.draw_id();
+            if is_ucx
+                && !piece.is_write
+                && let Err(error) = self.post(peer, number, &mut piece)
+            {
+                return self.gone(peer, error);
+            }
             let target = self.lines.get_mut(&line).expect("found above");
             target.asked_bytes += piece.bytes;
             match target.asked.entry(number) {
@@ -193,7 +229,15 @@ fn cut(id: OpId, op: &mut Op, regions: &Regions, remotes: &Remotes) -> Option<Pi
         bytes += now;
     }
     let is_write = op.operation.verb == Verb::Write;
-    (bytes > 0).then_some(Piece { op: id, is_write, spans: Some(spans), wire, bytes, is_sent: false })
+    (bytes > 0).then_some(Piece {
+        op: id,
+        is_write,
+        spans: Some(spans),
+        wire,
+        bytes,
+        is_sent: false,
+        ucx: Moving::default(),
+    })
 }
 
 /// Copies at most one piece. Returns its bytes.

@@ -12,6 +12,8 @@ use crate::socket::{Part, Place};
 use crate::tls::Tls;
 use crate::wire::{ANSWER_BYTES, Answer, Header, Hello, Key, PIECE_BYTES, WINDOW, WireSegment, segments_to_wire};
 
+mod ucx;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 const SECRET: &[u8] = b"a secret of the tests";
 
@@ -40,14 +42,18 @@ impl Victim {
     }
 
     fn with(is_shm: bool, encrypt: bool) -> Victim {
-        let secret = Some(Secret::new(SECRET).unwrap());
-        let mut fabric = Fabric::new(Options { secret, encrypt, ..Options::default() }).unwrap();
         let home = tempfile::tempdir().unwrap();
         let address = match is_shm {
             true => Address::Shm(home.path().join("a.sock")),
             false => Address::parse("tcp://127.0.0.1:0").unwrap(),
         };
-        let address = fabric.listen(&address).unwrap();
+        Victim::at(&address, home, Options { encrypt, ..Options::default() })
+    }
+
+    fn at(address: &Address, home: tempfile::TempDir, options: Options) -> Victim {
+        let secret = Some(Secret::new(SECRET).unwrap());
+        let mut fabric = Fabric::new(Options { secret, ..options }).unwrap();
+        let address = fabric.listen(address).unwrap();
         let memory = Arc::new(Memory::allocate(5 * REGION).unwrap());
         memory.write(0, &[0x55; 5 * REGION as usize]);
         let readable = fabric.register(&memory, REGION, REGION, Rights::READ).unwrap();
@@ -58,7 +64,7 @@ impl Victim {
 
     fn dial(&self) -> File {
         match &self.address {
-            Address::Tcp(address) => {
+            Address::Tcp(address) | Address::Ucx(address) => {
                 let stream = TcpStream::connect(address).unwrap();
                 // The parts of a handshake would wait for each other.
                 stream.set_nodelay(true).unwrap();
@@ -110,8 +116,15 @@ struct Attacker {
 
 impl Attacker {
     fn connect(victim: &mut Victim) -> Attacker {
+        let attacker = Attacker::greet(victim, false);
+        victim.until(|victim| victim.events.iter().any(|event| matches!(event, Event::Up { .. })));
+        victim.events.clear();
+        attacker
+    }
+
+    fn greet(victim: &mut Victim, is_ucx: bool) -> Attacker {
         let mut stream = victim.dial();
-        let hello = hello(victim.fabric.keys.is_some());
+        let hello = hello_of(victim.fabric.keys.is_some(), is_ucx);
         stream.write_all(&hello).unwrap();
         let answer = victim.answer(&stream);
         let secret = Secret::new(SECRET).unwrap();
@@ -123,8 +136,6 @@ impl Attacker {
             attacker.put(&within.proof_of_caller(&hello, answer));
             attacker.send.0 = within.keys(&hello, answer).0;
         }
-        victim.until(|victim| victim.events.iter().any(|event| matches!(event, Event::Up { .. })));
-        victim.events.clear();
         attacker
     }
 
@@ -230,7 +241,11 @@ fn segment(name: u64, offset: u64, bytes: u64) -> WireSegment {
 }
 
 fn hello(is_encrypted: bool) -> [u8; crate::wire::HELLO_BYTES] {
-    Hello { session: [1; 16], epoch: 5, index: 0, connections: 1, is_encrypted, nonce: [2; 32] }.to_wire()
+    hello_of(is_encrypted, false)
+}
+
+fn hello_of(is_encrypted: bool, is_ucx: bool) -> [u8; crate::wire::HELLO_BYTES] {
+    Hello { session: [1; 16], epoch: 5, index: 0, connections: 1, is_encrypted, is_ucx, nonce: [2; 32] }.to_wire()
 }
 
 #[test]

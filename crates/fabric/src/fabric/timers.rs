@@ -23,6 +23,10 @@ pub enum Timer {
     Accept(u64),
     /// A session that nobody uses, and whose peer takes nothing.
     Released(PeerId),
+    /// A region that was deregistered, with messages of UCX in it.
+    Held(u64),
+    /// A session that has ended, whose memory UCX still uses.
+    Closing(PeerId),
 }
 
 pub struct Timers {
@@ -98,6 +102,8 @@ impl Fabric {
                     self.released.remove(&peer);
                     self.disconnect(peer);
                 }
+                Timer::Held(name) => self.end_holders(name),
+                Timer::Closing(peer) => self.destroy(peer),
                 Timer::Line(_) | Timer::Peer(_) => {}
             }
         }

@@ -4,6 +4,7 @@
 
 pub mod other;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,22 +23,33 @@ pub enum Transport {
     Tcp,
     Encrypted,
     Shm,
+    Ucx,
 }
 
-pub const TRANSPORTS: [Transport; 3] = [Transport::Tcp, Transport::Encrypted, Transport::Shm];
+/// Those that are there: UCX if `FOREBAY_UCX_LIBRARY` names its library.
+pub fn transports() -> Vec<Transport> {
+    let sockets = [Transport::Tcp, Transport::Encrypted, Transport::Shm];
+    sockets.into_iter().chain(ucx_library().map(|_| Transport::Ucx)).collect()
+}
+
+pub fn ucx_library() -> Option<PathBuf> {
+    std::env::var_os("FOREBAY_UCX_LIBRARY").map(PathBuf::from)
+}
 
 /// An address to listen at, and the directory that it may need.
 pub fn address(transport: Transport) -> (Address, tempfile::TempDir) {
     let home = tempfile::tempdir().unwrap();
     let address = match transport {
         Transport::Tcp | Transport::Encrypted => Address::parse("tcp://127.0.0.1:0").unwrap(),
+        Transport::Ucx => Address::parse("ucx://127.0.0.1:0").unwrap(),
         Transport::Shm => Address::Shm(home.path().join("a.sock")),
     };
     (address, home)
 }
 
 pub fn options() -> Options {
-    Options { secret: Some(Secret::new(b"a secret of the tests").unwrap()), ..Options::default() }
+    let secret = Some(Secret::new(b"a secret of the tests").unwrap());
+    Options { secret, ucx_library: ucx_library(), ..Options::default() }
 }
 
 pub fn options_of(transport: Transport) -> Options {
@@ -138,6 +150,25 @@ impl Pair {
             both(&mut self.a, &mut self.b, |a, _| a.fabric.is_mapped(remote).then_some(()));
         }
         remote
+    }
+
+    /// After an operation that ended early: over UCX its session has ended too, so that both connect again.
+    pub fn remain(&mut self, region: RegionId, remote: RemoteId) -> RemoteId {
+        if !matches!(self.address, Address::Ucx(_)) {
+            return remote;
+        }
+        let gone = |event: &Event| matches!(event, Event::Gone { .. }).then_some(());
+        both(&mut self.a, &mut self.b, |a, _| take(a, gone));
+        both(&mut self.a, &mut self.b, |_, b| take(b, gone));
+        self.to_b = self.a.fabric.connect(&self.address).unwrap();
+        both(&mut self.a, &mut self.b, |a, _| take(a, |event| matches!(event, Event::Up { .. }).then_some(())));
+        self.to_a = both(&mut self.a, &mut self.b, |_, b| {
+            take(b, |event| match event {
+                Event::Up { peer } => Some(*peer),
+                _ => None,
+            })
+        });
+        self.import(region)
     }
 
     /// Runs one operation of `a` to its end.
