@@ -9,6 +9,7 @@ mod gpu;
 mod machine;
 mod numa;
 mod pool;
+mod rdma;
 mod tier;
 
 use std::borrow::Cow;
@@ -99,6 +100,7 @@ pub fn run(arguments: &Doctor) -> Result<(), Failure> {
     checks.extend(machine::checks(&config, daemon.holdings.as_ref(), disks, outlook));
     checks.extend(gpu::checks());
     checks.push(numa::check(daemon.holdings.as_ref()));
+    checks.extend(rdma::checks());
     checks.extend(tier::sealing(&config));
     match daemon.is_silent {
         true => checks.extend(tier::unjudged(&config)),

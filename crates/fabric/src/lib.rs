@@ -35,4 +35,5 @@ pub use endpoint::{Endpoint, Finished, Released, Report};
 pub use fabric::{Descriptor, Event, Fabric, Operation, Options, Rights, Segment, Verb};
 pub use ids::{OpId, PeerId, RegionId, RemoteId};
 pub use memory::Memory;
+pub use ucx::version as ucx_version;
 pub use wire::{MESSAGE_WINDOW, MOST_CONNECTIONS, MOST_MESSAGE_BYTES, PIECE_BYTES};

@@ -10,3 +10,9 @@ mod library;
 mod worker;
 
 pub use worker::{Context, Failure, Job, Worker};
+
+/// Major, minor and release of the system's libucp, which is loaded and stays so. Errors with `Unsupported` if there is
+/// none, or none that sessions can use.
+pub fn version() -> forebay_core::Result<[u32; 3]> {
+    library::Library::open(None).map(|library| library.version())
+}
