@@ -58,7 +58,7 @@ class Endpoint:
     """One side of transfers: it registers memory, connects to peers and accepts them. Has a thread of its own.
 
     `listen` is `tcp://HOST:PORT` (port 0 for a free one), `shm:///PATH` for processes of this user on this host, or
-    `ucx://HOST:PORT` for bytes through UCX, on a trusted network only; without it the endpoint only connects. Several
+    `ucx://HOST:PORT` for bytes through UCX, on a trusted network only; without it the endpoint only connects. Up to 16
     TCP addresses have commas between, as in `address`. `secret_file` holds the secret that all endpoints share; without
     one, an endpoint reaches this host only. `connections` is the number of TCP connections to each peer. With
     `encrypt`, what goes over TCP is encrypted, at some processor time for each byte; both sides need it, and a secret.

@@ -13,6 +13,8 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
+use crate::wire::MOST_CONNECTIONS;
+
 /// An idle connection is probed, so that the end of a host is noticed.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
@@ -51,12 +53,29 @@ impl Address {
         found.next().map(kind).ok_or_else(|| wrong("was not found"))
     }
 
-    /// As `parse`, for several addresses with commas between: `tcp://10.0.0.1:7000,tcp://10.1.0.1:7000`.
+    /// As `parse`, for up to 16 addresses of TCP with commas between: `tcp://10.0.0.1:7000,tcp://10.1.0.1:7000`.
     pub fn parse_all(text: &str) -> Result<Vec<Address>> {
         // The path of a socket may have commas in it.
-        match text.starts_with("shm://") {
-            true => Ok(vec![Address::parse(text)?]),
-            false => text.split(',').map(|one| Address::parse(one.trim())).collect(),
+        let addresses = match text.starts_with("shm://") {
+            true => vec![Address::parse(text)?],
+            false => text.split(',').map(|one| Address::parse(one.trim())).collect::<Result<Vec<Address>>>()?,
+        };
+        Address::check_together(&addresses)?;
+        Ok(addresses)
+    }
+
+    /// Whether one session can use all of them: it has one address, or up to 16 of TCP.
+    pub(crate) fn check_together(addresses: &[Address]) -> Result<()> {
+        if addresses.is_empty() || addresses.len() > usize::from(MOST_CONNECTIONS) {
+            let error = Error::invalid("a wrong number of addresses").with("addresses", addresses.len());
+            return Err(error.hint(format!("1 to {MOST_CONNECTIONS}")));
+        }
+        match addresses.iter().find(|address| !matches!(address, Address::Tcp(_))) {
+            Some(address) if addresses.len() > 1 => {
+                let error = Error::invalid("one of several addresses is not of TCP").with("address", address);
+                Err(error.hint("give one `shm://` or `ucx://`, or several `tcp://` of one endpoint"))
+            }
+            _ => Ok(()),
         }
     }
 

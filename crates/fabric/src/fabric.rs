@@ -472,18 +472,8 @@ impl Fabric {
     /// least over each: so several network cards carry one session. Errors if there are more than 16; `Gone` names the
     /// address that failed.
     pub fn connect_over(&mut self, addresses: &[Address]) -> Result<PeerId> {
-        let is_one = addresses.len() == 1;
-        if addresses.is_empty() || addresses.len() > usize::from(MOST_CONNECTIONS) {
-            let error = Error::invalid("a wrong number of addresses").with("addresses", addresses.len());
-            return Err(error.hint(format!("1 to {MOST_CONNECTIONS}")));
-        }
-        for address in addresses {
-            self.check_reach(address)?;
-            if !is_one && !matches!(address, Address::Tcp(_)) {
-                let error = Error::invalid("one of several addresses is not of TCP").with("address", address);
-                return Err(error.hint("give one `shm://` or `ucx://`, or several `tcp://` of one endpoint"));
-            }
-        }
+        Address::check_together(addresses)?;
+        addresses.iter().try_for_each(|address| self.check_reach(address))?;
         if self.books.peers.len() >= MOST_PEERS {
             let error = Error::new(ErrorKind::Full, "this endpoint has too many peers").with("peers", MOST_PEERS);
             return Err(error.hint("close sessions that are not used, or make another endpoint"));

@@ -115,14 +115,6 @@ impl Fabric {
                 let answer = Answer::from_wire(bytes.try_into().expect("a record of this length was asked for"))?;
                 secret.check_answer(&wire, answer)?;
                 check_encryption(hello.is_encrypted, answer.is_encrypted)?;
-                line.push(Queued::Record(secret.proof_of_caller(&wire, answer).to_vec()));
-                match self.keys.as_ref().filter(|_| hello.is_encrypted) {
-                    Some(keys) => line.secure(keys.connect()?, Phase::Securing(hello, answer)),
-                    None => {
-                        let (connects, listens) = secret.keys(&wire, answer);
-                        line.open(connects, listens);
-                    }
-                }
                 let peer = line.peer.and_then(|peer| self.books.peers.get_mut(&peer));
                 let peer = peer.ok_or_else(|| broken("an answer without a question"))?;
                 if peer.epoch != 0 && peer.epoch != answer.epoch {
@@ -133,6 +125,14 @@ impl Fabric {
                     });
                 }
                 peer.epoch = answer.epoch;
+                line.push(Queued::Record(secret.proof_of_caller(&wire, answer).to_vec()));
+                match self.keys.as_ref().filter(|_| hello.is_encrypted) {
+                    Some(keys) => line.secure(keys.connect()?, Phase::Securing(hello, answer)),
+                    None => {
+                        let (connects, listens) = secret.keys(&wire, answer);
+                        line.open(connects, listens);
+                    }
+                }
                 if peer.is_ucx {
                     let peer = line.peer.expect("found above");
                     self.begin_worker(peer)?;
