@@ -108,7 +108,7 @@ peers: build
 ucx: build
 	@tools/transfer-peers.sh .cache/peers
 	export FOREBAY_UCX_LIBRARY=$$(ls $$PWD/.cache/peers/venv/lib/python3*/site-packages/nixl_cu12.libs/libucp-*) \
-		&& cargo test --locked --quiet -p forebay-fabric && $(BIN)/python -m pytest -q tests/ucx
+		&& FOREBAY_FABRIC_SEEDS=10 cargo test --locked --quiet -p forebay-fabric && $(BIN)/python -m pytest -q tests/ucx
 
 vllm-own-tests: build
 	@tools/vllm-own-tests.sh $(VENV) .cache/vllm-own

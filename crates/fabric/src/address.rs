@@ -38,7 +38,9 @@ impl Address {
     pub fn parse(text: &str) -> Result<Address> {
         let wrong = |why: &str| {
             let error = Error::invalid(format!("an address {why}")).with("address", text);
-            error.hint("write `tcp://10.0.0.1:7000` between hosts, or `shm:///run/user/1000/kv.sock` on one host")
+            let hint = "write `tcp://10.0.0.1:7000` or `ucx://10.0.0.1:7000` between hosts, or \
+                        `shm:///run/user/1000/kv.sock` on one host";
+            error.hint(hint)
         };
         if let Some(path) = text.strip_prefix("shm://") {
             let path = PathBuf::from(path);

@@ -194,14 +194,6 @@ struct Peer {
     maps: HashMap<Map, Weak<Memory>>,
 }
 
-/// A session that has ended, and whose memory UCX may still touch.
-struct Closing {
-    worker: Worker,
-    /// What is reported at the end.
-    ops: Vec<(OpId, Error)>,
-    reason: Error,
-}
-
 /// What a mapping is of: name, length, and whether it may be written.
 type Map = (u64, u64, bool);
 
@@ -273,7 +265,6 @@ pub struct Fabric {
     workers: HashMap<u64, PeerId>,
     /// Sessions whose workers may go on, at most once each.
     moving: VecDeque<PeerId>,
-    closing: HashMap<PeerId, Closing>,
     books: Books,
     events: VecDeque<Event>,
     /// See `take_dropped`.
@@ -358,7 +349,6 @@ impl Fabric {
             ucx: None,
             workers: HashMap::new(),
             moving: VecDeque::new(),
-            closing: HashMap::new(),
             books: Books::default(),
             events: VecDeque::new(),
             dropped: Vec::new(),
@@ -606,7 +596,6 @@ impl Fabric {
         for peer in peers {
             self.gone(peer, Error::new(ErrorKind::Unavailable, "this side closed its endpoint"));
         }
-        self.close_workers();
         self.lines.clear();
         self.books.names.clear();
         self.dropped.extend(self.books.regions.drain().map(|(_, region)| region.memory));

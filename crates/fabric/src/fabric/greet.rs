@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use forebay_core::{Error, Result};
+use forebay_core::{Error, ErrorKind, Result};
 use rustix::event::epoll::EventFlags;
 use rustix::fs::{Mode, OFlags, SealFlags};
 use rustix::net::sockopt;
@@ -265,24 +265,14 @@ impl Fabric {
         ops.sort();
         let cause = Cause::PeerGone(reason.to_string());
         let error = |op: &OpId| other.filter(|_| others.contains(op)).unwrap_or(&cause).error();
-        let worker = entry.worker.take();
-        let mut kept = Vec::new();
-        for op in ops {
-            match &worker {
-                None => self.end(op, Err(error(&op))),
-                Some(_) => {
-                    self.forget_op(op);
-                    kept.push((op, error(&op)));
-                }
-            }
+        if let Some(worker) = entry.worker.take() {
+            self.destroy(peer, worker);
         }
+        ops.iter().for_each(|op| self.end(*op, Err(error(op))));
         self.books.copies.retain(|op| self.books.ops.contains_key(op));
         self.books.remotes.retain(|_, remote| remote.peer != peer);
         for line in entry.lines.into_iter().flatten() {
             self.lines.remove(&line);
-        }
-        if let Some(worker) = worker {
-            return self.close_worker(peer, worker, kept, reason);
         }
         for region in self.books.regions.values_mut() {
             region.mapped_by.remove(&peer);
@@ -320,7 +310,8 @@ impl Fabric {
                 let error = address.into_iter().fold(error, |error, address| error.with("over", address));
                 // The side that notices first says why only to its own program.
                 let worker = entry.and_then(|entry| entry.worker.as_ref());
-                let error = match worker.is_some_and(|worker| !worker.is_connected()) {
+                let is_early = worker.is_some_and(|worker| !worker.is_connected());
+                let error = match is_early && error.kind() == ErrorKind::Unavailable {
                     true => {
                         error.hint("did UCX find a way there? see the peer's error, `UCX_TLS` and `UCX_NET_DEVICES`")
                     }
@@ -349,7 +340,7 @@ fn check_encryption(ours: bool, theirs: bool) -> Result<()> {
         (false, true) => "the peer encrypts, and this side does not",
         _ => return Ok(()),
     };
-    Err(Error::invalid(what).hint("make both endpoints with `encrypt`, or neither"))
+    Err(Error::invalid(what).hint("make both endpoints with `encrypt`, or neither; `ucx://` has no encryption"))
 }
 
 /// Both sides know the secret, and each has another channel or none.

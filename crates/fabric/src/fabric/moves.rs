@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_core::{Error, ErrorKind, Result};
 
 use super::timers::Timer;
-use super::{Cause, Closing, Event, Fabric, OpId, PeerId, RegionId, fill_random};
+use super::{Cause, Fabric, OpId, PeerId, RegionId, fill_random};
 use crate::line::{Line, Piece};
 use crate::ucx::{Context, Failure, Job, Worker};
 use crate::wire::{Header, Kind, Refusal, WINDOW, broken, segments_from_wire, split_tag};
@@ -17,12 +17,8 @@ use crate::wire::{Header, Kind, Refusal, WINDOW, broken, segments_from_wire, spl
 /// Messages under way for a peer's requests. More than its window: that a message has left is known a moment after
 /// the peer has it and asks again.
 const MOST_SERVING: usize = 4 * WINDOW;
-/// For which an ending waits on the spot: UCX mostly lets go within a few steps.
-const PATIENCE: Duration = Duration::from_millis(2);
 /// Until a session ends whose peer neither takes nor sends the bytes of memory that is deregistered.
 const HELD: Duration = Duration::from_secs(1);
-/// Until a worker is destroyed whose messages UCX does not end: a peer that is stopped can keep it waiting.
-const CLOSING: Duration = Duration::from_millis(50);
 
 impl Fabric {
     /// libucp, opened at the first address of UCX.
@@ -133,9 +129,6 @@ impl Fabric {
 
     /// Goes on with a session's messages, and looks at what has ended.
     pub(super) fn move_some(&mut self, peer: PeerId) {
-        if self.closing.contains_key(&peer) {
-            return self.close_some(peer);
-        }
         let Ok(worker) = self.books.worker(peer) else { return };
         let has_more = worker.progress();
         let done = worker.take_done();
@@ -193,8 +186,7 @@ impl Fabric {
 
     /// Peers over UCX whose messages are in a region, each of which must end before the region does.
     pub(super) fn holders(&self, region: RegionId) -> Vec<PeerId> {
-        let live = self.books.peers.iter().filter_map(|(peer, entry)| Some((peer, entry.worker.as_ref()?)));
-        let all = live.chain(self.closing.iter().map(|(peer, closing)| (peer, &closing.worker)));
+        let all = self.books.peers.iter().filter_map(|(peer, entry)| Some((peer, entry.worker.as_ref()?)));
         all.filter(|(_, worker)| worker.touches(region)).map(|(peer, _)| *peer).collect()
     }
 
@@ -227,49 +219,12 @@ impl Fabric {
         }
     }
 
-    /// Ends the messages of a session whose connection is gone already. Reports at once if UCX lets go at once.
-    pub(super) fn close_worker(&mut self, peer: PeerId, mut worker: Worker, ops: Vec<(OpId, Error)>, reason: Error) {
-        worker.close();
-        self.closing.insert(peer, Closing { worker, ops, reason });
-        self.set_timer(Instant::now() + CLOSING, Timer::Closing(peer));
-        self.close_for(peer, PATIENCE);
-    }
-
-    fn close_some(&mut self, peer: PeerId) {
-        self.close_for(peer, Duration::ZERO);
-    }
-
-    fn close_for(&mut self, peer: PeerId, patience: Duration) {
-        let Some(closing) = self.closing.get_mut(&peer) else { return };
-        if !closing.worker.has_let_go(patience) {
-            if !closing.worker.arm() {
-                self.make_worker_ready(peer);
-            }
-            return;
-        }
-        self.destroy(peer);
-    }
-
-    /// The end of a session's worker, and then of its operations.
-    pub(super) fn destroy(&mut self, peer: PeerId) {
-        let Some(Closing { worker, ops, reason }) = self.closing.remove(&peer) else { return };
+    /// Ends a session's messages. Afterwards nothing touches their memory.
+    pub(super) fn destroy(&mut self, peer: PeerId, worker: Worker) {
         let _ = rustix::event::epoll::delete(&self.epoll, worker.event());
         self.workers.retain(|_, it| *it != peer);
         self.moving.retain(|it| *it != peer);
-        self.books.timers.retain(|(_, timer)| *timer != Timer::Closing(peer));
-        // Before anybody is told that the memory is free.
         drop(worker);
-        for (op, error) in ops {
-            self.event(Event::Done { op, result: Err(error) });
-        }
-        self.event(Event::Gone { peer, reason });
-        self.let_regions_go(peer);
-    }
-
-    /// At the end of the fabric.
-    pub(super) fn close_workers(&mut self) {
-        let peers: Vec<PeerId> = self.closing.keys().copied().collect();
-        peers.into_iter().for_each(|peer| self.destroy(peer));
     }
 
     /// Ends operations early, all of one session over UCX and with pieces under way, and the session with them.

@@ -25,8 +25,6 @@ pub enum Timer {
     Released(PeerId),
     /// A region that was deregistered, with messages of UCX in it.
     Held(u64),
-    /// A session that has ended, whose memory UCX still uses.
-    Closing(PeerId),
 }
 
 pub struct Timers {
@@ -103,7 +101,6 @@ impl Fabric {
                     self.disconnect(peer);
                 }
                 Timer::Held(name) => self.end_holders(name),
-                Timer::Closing(peer) => self.destroy(peer),
                 Timer::Line(_) | Timer::Peer(_) => {}
             }
         }

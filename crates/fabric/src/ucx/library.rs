@@ -17,7 +17,6 @@ pub const API: (c_uint, c_uint) = (1, 18);
 /// `ucs_status_t`, which is one byte.
 pub type Status = i8;
 pub const OK: Status = 0;
-pub const IN_PROGRESS: Status = 1;
 pub const BUSY: Status = -15;
 pub const CANCELED: Status = -16;
 /// Pointers from here on are a status, not a request.
@@ -42,10 +41,8 @@ pub const ERROR_MODE_PEER: c_int = 1;
 pub const REQUEST_CALLBACK: u32 = 1 << 1;
 pub const REQUEST_USER_DATA: u32 = 1 << 2;
 pub const REQUEST_DATATYPE: u32 = 1 << 3;
-pub const REQUEST_FLAGS: u32 = 1 << 4;
 pub const REQUEST_MEMORY_TYPE: u32 = 1 << 6;
 pub const REQUEST_RECEIVE_INFO: u32 = 1 << 7;
-pub const CLOSE_FORCE: u32 = 1;
 pub const DATATYPE_LIST: u64 = 2;
 pub const MEMORY_HOST: c_int = 0;
 
@@ -155,13 +152,11 @@ functions! {
     worker_arm: fn(Handle) -> Status;
     worker_progress: fn(Handle) -> c_uint;
     ep_create: fn(Handle, *const EndpointParams, *mut Handle) -> Status;
-    ep_close_nbx: fn(Handle, *const RequestParams) -> Handle;
     tag_send_nbx: fn(Handle, *const c_void, usize, u64, *const RequestParams) -> Handle;
     tag_recv_nbx: fn(Handle, *mut c_void, usize, u64, u64, *const RequestParams) -> Handle;
     tag_probe_nb: fn(Handle, u64, u64, c_int, *mut ReceiveInfo) -> Handle;
     tag_msg_recv_nbx: fn(Handle, *mut c_void, usize, Handle, *const RequestParams) -> Handle;
     request_cancel: fn(Handle, Handle);
-    request_check_status: fn(Handle) -> Status;
     request_free: fn(Handle);
 }
 
@@ -173,6 +168,10 @@ impl Library {
             let error = Error::new(ErrorKind::Unsupported, "cannot use UCX").with("library", path.display());
             error.with("reason", why).hint("install UCX 1.18 or later, or name its `libucp.so.0`")
         };
+        // The name of nothing is that of this program.
+        if path.as_os_str().is_empty() {
+            return Err(failed("its name is empty".to_owned()));
+        }
         let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| failed(error.to_string()))?;
         // SAFETY: the name ends with a zero. What the library's initialization does is the choice of who named it.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };

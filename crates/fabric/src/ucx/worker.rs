@@ -1,9 +1,9 @@
 //! One session's part of libucp: a worker with one endpoint, and the messages that are under way on it.
 //!
 //! Invariants: memory that libucp may touch is kept until the worker is destroyed, or until its request ended in the
-//! usual way. That a request was canceled is not enough: bytes that were on the way still came into its memory. A
-//! worker that libucp does not let go of is left alone for ever, with its memory. libucp is called by one thread at a
-//! time for each worker, and its callbacks only take notes. In a child that was forked nothing is called.
+//! usual way. That a request was canceled is not enough: bytes that were on the way still came into its memory. libucp
+//! is called by one thread at a time for each worker, and its callbacks only take notes. In a child that was forked
+//! nothing is called.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
@@ -11,10 +11,8 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::library::{self, EndpointParams, Library, Params, Part, ReceiveInfo, RequestParams, Status, WorkerParams};
 use crate::ids::RegionId;
@@ -35,8 +33,6 @@ const STEPS: usize = 32;
 const BYTES: u64 = 1 << 3;
 /// Which bits of a tag count: all.
 const WHOLE_TAG: u64 = u64::MAX;
-/// For which a worker waits for its requests before it is destroyed.
-const LAST_PATIENCE: Duration = Duration::from_millis(20);
 
 type Handle = *mut c_void;
 
@@ -178,9 +174,6 @@ pub struct Worker {
     /// `None` once it was destroyed, or left alone.
     engine: Option<Engine>,
     endpoint: Handle,
-    /// The request to close the endpoint, until it has ended.
-    closing: Handle,
-    is_closed: bool,
     requests: HashMap<usize, Request>,
     done: Vec<(Job, Result<(), Failure>)>,
     context: Arc<Context>,
@@ -237,8 +230,6 @@ impl Worker {
         Ok(Worker {
             engine: Some(Engine::new(context)?),
             endpoint: null_mut(),
-            closing: null_mut(),
-            is_closed: false,
             requests: HashMap::new(),
             done: Vec::new(),
             context: context.clone(),
@@ -392,71 +383,6 @@ impl Worker {
         }
     }
 
-    /// Asks libucp to end the endpoint by force, and all messages with it.
-    pub fn close(&mut self) {
-        if std::mem::replace(&mut self.is_closed, true) {
-            return;
-        }
-        for (request, entry) in &self.requests {
-            // What is being sent ends with the endpoint: to cancel it is not safe in every version.
-            if matches!(entry.job, Job::Read { .. } | Job::Land { .. }) {
-                // SAFETY: the request has not been freed: it is in the list, which changes only in `collect`.
-                unsafe { (self.context.library.request_cancel)(self.handle(), *request as Handle) };
-            }
-        }
-        self.collect();
-        if !self.endpoint.is_null() {
-            let mut params = self.params(0, null());
-            (params.mask, params.flags) = (library::REQUEST_FLAGS, library::CLOSE_FORCE);
-            // SAFETY: the endpoint is used no more after this call.
-            let request = unsafe { (self.context.library.ep_close_nbx)(self.endpoint, &params) };
-            self.endpoint = null_mut();
-            if !request.is_null() && (request as usize) < library::FIRST_ERROR {
-                self.closing = request;
-            }
-            self.collect();
-        }
-    }
-
-    /// Whether libucp has ended all messages and the endpoint, after at most this time. Then this may be dropped, which
-    /// destroys the worker; from then on nothing touches memory of the session.
-    pub fn has_let_go(&mut self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
-        loop {
-            let has_more = self.progress();
-            if self.is_over() {
-                return true;
-            }
-            if Instant::now() >= until {
-                return false;
-            }
-            if !has_more {
-                self.sleep(until);
-            }
-        }
-    }
-
-    fn sleep(&mut self, until: Instant) {
-        if self.arm() {
-            let left = until.saturating_duration_since(Instant::now());
-            let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
-            let _ = poll(&mut [PollFd::from_borrowed_fd(self.event(), PollFlags::IN)], Some(&left));
-        }
-    }
-
-    fn is_over(&mut self) -> bool {
-        if !self.closing.is_null() {
-            // SAFETY: the request has not been freed.
-            if unsafe { (self.context.library.request_check_status)(self.closing) } == library::IN_PROGRESS {
-                return false;
-            }
-            // SAFETY: freed once, and forgotten.
-            unsafe { (self.context.library.request_free)(self.closing) };
-            self.closing = null_mut();
-        }
-        self.is_closed && self.is_idle()
-    }
-
     /// Takes what callbacks have noted.
     fn collect(&mut self) {
         let ended = std::mem::take(&mut self.notes().ended);
@@ -516,16 +442,12 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// From here on nothing touches memory of the session, whether or not its requests had ended: a peer that is
-    /// stopped can keep libucp from ending them, but a worker that is destroyed has neither sockets nor queues.
+    /// From here on nothing touches memory of the session, whether or not its requests had ended: a worker that is
+    /// destroyed has neither sockets nor queues. Nothing is closed or canceled before: in libucp 1.23, a worker that
+    /// went on after its endpoint was closed by force has jumped to freed memory.
     fn drop(&mut self) {
-        let is_ours = self.context.process == std::process::id();
-        if is_ours {
-            self.close();
-            self.has_let_go(LAST_PATIENCE);
-        }
         let Some(engine) = self.engine.take() else { return };
-        match is_ours {
+        match self.context.process == std::process::id() {
             // SAFETY: nothing uses the worker after this. What callbacks write to, and the memory of requests, is
             // dropped after it.
             true => unsafe { (self.context.library.worker_destroy)(engine.handle) },
