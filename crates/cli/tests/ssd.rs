@@ -6,10 +6,8 @@ mod support;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -535,44 +533,6 @@ fn a_write_budget_that_is_spent_holds_back_writes_and_nothing_else() {
     drop((client, worker));
     daemon.terminate();
     assert!(daemon.finish().0, "it ends at its deadline, budget or not");
-}
-
-/// The file below a device loses what the daemon says that nobody needs.
-#[test]
-fn a_device_is_trimmed_only_if_the_configuration_says_so() {
-    let mut kept = Vec::new();
-    for trim in ["false", "true"] {
-        let (place, below) = (Place::new(), DiskFile::new());
-        fs::File::create(&below.path).unwrap().set_len(64 << 20).unwrap();
-        let Some(device) = Loop::over(&below.path) else { return eprintln!("no loop devices for this user") };
-        let (daemon, client, worker) = serving(&place, &device.0, &["--tier.ssd.trim", trim]);
-        let namespace = client.namespace("t", vec![group()]).unwrap();
-        // Twice what the device holds.
-        store(&client, &worker, namespace, 0..6000);
-        is_served(&client, &worker, namespace, 5900..5950);
-        drop((client, worker));
-        daemon.terminate();
-        assert!(daemon.finish().0, "it ends");
-        kept.push(fs::metadata(&below.path).unwrap().blocks() * 512);
-    }
-    assert!(kept[1] + (1 << 20) < kept[0], "{kept:?} bytes without and with trims");
-}
-
-/// A device over a file. None where this user may not make one.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn over(file: &Path) -> Option<Loop> {
-        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
-        let path = String::from_utf8(made.stdout).ok()?;
-        made.status.success().then(|| Loop(path.trim().into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
 }
 
 /// A spent budget is for stores. Those of the purged tenant that wait for it are given up.
