@@ -100,7 +100,10 @@ impl Fabric {
     }
 
     pub(super) fn end(&mut self, id: OpId, result: Result<()>) {
-        let Some(op) = self.forget_op(id) else { return };
+        let Some(op) = self.books.ops.remove(&id) else { return };
+        if let Some(deadline) = op.operation.deadline {
+            self.books.timers.remove(&(deadline, Timer::Op(id)));
+        }
         let peer = op.operation.peer;
         if let Some(notice) = op.operation.notice
             && let Some(entry) = self.books.peers.get_mut(&peer)
@@ -113,14 +116,6 @@ impl Fabric {
             }
         }
         self.event(Event::Done { op: id, result });
-    }
-
-    pub(super) fn forget_op(&mut self, id: OpId) -> Option<Op> {
-        let op = self.books.ops.remove(&id)?;
-        if let Some(deadline) = op.operation.deadline {
-            self.books.timers.remove(&(deadline, Timer::Op(id)));
-        }
-        Some(op)
     }
 
     /// The end of a piece on a connection.
