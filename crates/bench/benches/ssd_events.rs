@@ -7,28 +7,29 @@
 //! one namespace of two (or of the given number) is removed, and all others, as a purge does it. The core hears of as
 //! many blocks, and forgets them.
 //!
-//! The disk keeps its format and forgets what is written later, so that no call waits for anything, no page of a file
-//! is copied, and a disk of terabytes fits. Prints the thread's CPU time by call, and the process's memory by block.
+//! The disk keeps its format and the lists of its segments, in a file without a name, and forgets the blocks, so that a
+//! disk of terabytes fits. Transfers are made between the calls that are measured. Prints the thread's CPU time by
+//! call, and the process's memory by block.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::error::Error;
+use std::fs::File;
 use std::io::Write;
-use std::sync::Arc;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
 use forebay_core::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::Limits;
 use forebay_core::{BlockHash, BlockKey, Config, Core, Generation, NamespaceId, PAGE_BYTES, SlotId};
-use forebay_io::ssd::{Medium, STAGING_BYTES, Ssd, SsdConfig};
-use forebay_io::uring::{Done, Engine, Memory, Region, Request, Work};
+use forebay_io::ssd::{Medium, STAGING_BYTES, Ssd, SsdConfig, Walked};
+use forebay_io::uring::{Done, Engine, Memory, Place, Region, Request, Work};
 use rustix::time::{ClockId, clock_gettime};
 
 const BLOCK_BYTES: u64 = PAGE_BYTES;
 const IN_FLIGHT: u64 = 128;
 const SEGMENT_BYTES: u64 = 64 << 20;
-/// As a purge goes through the index.
-const PLACES: u32 = 2048;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = forebay_bench::arguments();
@@ -52,12 +53,13 @@ fn tier(blocks: u64, namespaces: u64) -> Result<(), Box<dyn Error>> {
     (0..100).for_each(|_| _ = timed(&mut reports, || bench.ssd.report()));
     print("report", &mut reports);
     let there = bench.ssd.report()[0].blocks;
-    for (what, is_wanted) in [("one namespace", 0..1), ("all others", 1..namespaces as u128)] {
+    for (what, wanted) in [("one namespace", 0..1), ("all others", 1..namespaces as u128)] {
         let begun = Instant::now();
-        let keys = bench.walk(|key| is_wanted.contains(&key.namespace.0));
+        let wanted: BTreeSet<NamespaceId> = wanted.map(NamespaceId).collect();
+        let keys = bench.walk(&wanted);
         let count = keys.len();
         bench.run(&format!("remove {what}"), OpKind::Remove, keys.into_iter());
-        assert!(bench.walk(|key| is_wanted.contains(&key.namespace.0)).is_empty(), "some blocks stayed");
+        assert!(bench.walk(&wanted).is_empty(), "some blocks stayed");
         let seconds = begun.elapsed().as_secs_f64();
         println!("purge of {what}: {count} of {there} blocks in {seconds:.2} s");
     }
@@ -70,7 +72,8 @@ fn core(blocks: u64) -> Result<(), Box<dyn Error>> {
     let (mut found, mut gone) = (Vec::new(), Vec::new());
     for number in 0..blocks {
         let key = bench_key(number, 1);
-        timed(&mut found, || core.tier_found(tier, &key));
+        let hasher = core.tier_hasher();
+        timed(&mut found, || core.tier_found(tier, hasher.hash(&key)));
     }
     println!(
         "memory of the core for blocks on tiers: {:.0} bytes a block",
@@ -90,6 +93,7 @@ struct Bench {
     now: Duration,
     next_id: u64,
     sum: u64,
+    medium: Arc<Mutex<Forgetting>>,
 }
 
 impl Bench {
@@ -98,7 +102,10 @@ impl Bench {
         let pool = Region::anonymous((IN_FLIGHT * BLOCK_BYTES) as usize)?;
         let memory = Arc::new(Memory::new(pool, Region::anonymous(STAGING_BYTES)?));
         let sum = checksum(&vec![0; BLOCK_BYTES as usize]);
-        let engine = Forgetful { memory: memory.clone(), sum, pages: HashMap::new(), done: Vec::new() };
+        let file = tempfile::tempfile()?;
+        let state = Forgetting { memory: memory.clone(), sum, file, requests: VecDeque::new(), done: Vec::new() };
+        let state = Arc::new(Mutex::new(state));
+        let engine = Forgetful(state.clone());
         let medium = Medium {
             name: "forgetful".to_owned(),
             engine: Box::new(engine),
@@ -111,7 +118,7 @@ impl Bench {
             new_id: 1,
         };
         let config = SsdConfig { segment_bytes: Some(SEGMENT_BYTES), ..SsdConfig::new(Vec::new()) };
-        Ok(Bench { ssd: Ssd::on(vec![medium], &config)?, now: Duration::ZERO, next_id: 0, sum })
+        Ok(Bench { ssd: Ssd::on(vec![medium], &config)?, now: Duration::ZERO, next_id: 0, sum, medium: state })
     }
 
     /// All of them, so many at a time.
@@ -144,8 +151,9 @@ impl Bench {
             waiting.drain(..taken);
             self.now += Duration::from_millis(1);
             self.ssd.tick(self.now);
+            self.medium.lock().expect("nobody panics").work();
             timed(&mut polls, || self.ssd.poll(&mut completions));
-            self.ssd.take_evicted(&mut evicted);
+            self.ssd.take_evicted(&mut evicted, &mut Vec::new());
             evicted.clear();
             for Completion { id, outcome } in completions.drain(..) {
                 assert!(!matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
@@ -158,24 +166,66 @@ impl Bench {
         print(&format!("{what}, poll"), &mut polls);
     }
 
-    fn walk(&self, is_wanted: impl Fn(&BlockKey) -> bool) -> Vec<BlockKey> {
-        let (mut pieces, mut at, mut all) = (Vec::new(), Some(0), Vec::new());
-        while let Some(from) = at {
-            let (keys, next) = timed(&mut pieces, || self.ssd.piece(from, PLACES, &is_wanted));
-            all.extend(keys);
-            at = next;
+    fn walk(&mut self, namespaces: &BTreeSet<NamespaceId>) -> Vec<BlockKey> {
+        let (mut pieces, mut is_new, mut all, mut completions) = (Vec::new(), true, Vec::new(), Vec::new());
+        loop {
+            match timed(&mut pieces, || self.ssd.walk(std::mem::take(&mut is_new), namespaces)) {
+                Walked::Blocks(blocks) => all.extend(blocks.iter().map(|block| block.key)),
+                Walked::Waits => {
+                    self.now += Duration::from_millis(1);
+                    self.ssd.tick(self.now);
+                    self.medium.lock().expect("nobody panics").work();
+                    timed(&mut pieces, || self.ssd.poll(&mut completions));
+                }
+                Walked::End => break,
+            }
         }
         print("piece of a walk", &mut pieces);
         all
     }
 }
 
-/// Keeps what opening a disk writes, and nothing of what comes later. All blocks are zeros.
-struct Forgetful {
+/// All blocks are zeros.
+struct Forgetful(Arc<Mutex<Forgetting>>);
+
+struct Forgetting {
     memory: Arc<Memory>,
+    /// Of a block.
     sum: u64,
-    pages: HashMap<u64, Vec<u8>>,
+    /// Pages that segments begin with, and lists that they end with.
+    file: File,
+    requests: VecDeque<Request>,
     done: Vec<Done>,
+}
+
+impl Forgetting {
+    fn work(&mut self) {
+        for Request { tag, work } in std::mem::take(&mut self.requests) {
+            let (bytes, checksum) = match work {
+                Work::Read { span, .. } if span.place == Place::Pool => (span.len, self.sum),
+                Work::Read { at, span, checksum: wanted } => {
+                    let mut bytes = vec![0; span.len as usize];
+                    let read = self.file.read_at(&mut bytes, at).expect("the file is read");
+                    self.memory.write(span, &bytes);
+                    assert!(read <= bytes.len());
+                    (span.len, wanted.map_or(0, |wanted| checksum(&bytes[..wanted.len as usize])))
+                }
+                Work::Write { at, spans } => {
+                    let in_segment = at.saturating_sub(1 << 20) % SEGMENT_BYTES;
+                    let is_kept = at < 1 << 20 || in_segment == 0 || in_segment + spans.len_bytes() == SEGMENT_BYTES;
+                    let span = *spans.iter().next().expect("something is written");
+                    if is_kept && span.place == Place::Staging {
+                        let mut bytes = vec![0; span.len as usize];
+                        self.memory.read(span, &mut bytes);
+                        self.file.write_all_at(&bytes, at).expect("the file is written");
+                    }
+                    (spans.len_bytes() as u32, 0)
+                }
+                Work::Sync | Work::Trim { .. } => (0, 0),
+            };
+            self.done.push(Done { tag, result: Ok(bytes), checksum });
+        }
+    }
 }
 
 impl Engine for Forgetful {
@@ -184,38 +234,17 @@ impl Engine for Forgetful {
     }
 
     fn submit(&mut self, requests: &mut VecDeque<Request>) {
-        for Request { tag, work } in requests.drain(..) {
-            let bytes = match work {
-                Work::Read { at, span, .. } => {
-                    if let Some(page) = self.pages.get(&at) {
-                        self.memory.write(span, page);
-                    } else if span.len == PAGE_BYTES as u32 {
-                        self.memory.write(span, &[0; PAGE_BYTES as usize]);
-                    }
-                    span.len
-                }
-                Work::Write { at, spans } => {
-                    // Opening writes single pages at the starts of segments and of the disk.
-                    if spans.len_bytes() == PAGE_BYTES
-                        && (at < 1 << 20 || (at - (1 << 20)).is_multiple_of(SEGMENT_BYTES))
-                    {
-                        let mut page = vec![0; PAGE_BYTES as usize];
-                        self.memory.read(*spans.iter().next().expect("a page"), &mut page);
-                        self.pages.insert(at, page);
-                    }
-                    spans.len_bytes() as u32
-                }
-                Work::Sync | Work::Trim { .. } => 0,
-            };
-            self.done.push(Done { tag, result: Ok(bytes), checksum: self.sum });
-        }
+        self.0.lock().expect("nobody panics").requests.append(requests);
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) {
-        done.append(&mut self.done);
+        done.append(&mut self.0.lock().expect("nobody panics").done);
     }
 
-    fn wait(&mut self, _: Duration) {}
+    /// While the disk is opened.
+    fn wait(&mut self, _: Duration) {
+        self.0.lock().expect("nobody panics").work();
+    }
 }
 
 fn bench_key(number: u64, namespaces: u64) -> BlockKey {

@@ -42,7 +42,8 @@ fn main() {
     };
     let ns = core.open_namespace(NamespaceId(1), &Layout::new(vec![(0, group)]).expect("a layout")).expect("room");
     let start = Instant::now();
-    (0..blocks).for_each(|n| core.tier_found(tier, &key(n)));
+    let hasher = core.tier_hasher();
+    (0..blocks).for_each(|n| core.tier_found(tier, hasher.hash(&key(n))));
     println!("found at start: {:.1} M/s", blocks as f64 / start.elapsed().as_secs_f64() / 1e6);
     println!("memory: {:.1} bytes a block", core.tier_heap_bytes() as f64 / blocks as f64);
 

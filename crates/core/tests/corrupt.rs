@@ -115,7 +115,10 @@ fn what_comes_up_for_several_ranks_is_a_hit_once_its_slices_were_compared() {
     let sliced = GroupLayout { rank_bytes: vec![SMALL / 2; 2], ..group(Attention::Full, SMALL) };
     let ns = rig.open(1, &Layout::new(vec![(0, sliced)]).unwrap());
     let tier = rig.core.open_tier(Limits::default());
-    rig.core.tier_found(tier, &BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) });
+    rig.core.tier_found(
+        tier,
+        rig.core.tier_hasher().hash(&BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) }),
+    );
     rig.lease(ns, &[1]);
     let [.., Effect::Promote { block, generation, .. }] = rig.effects()[..] else { panic!("nothing comes up") };
     assert!(rig.core.promoted(block, generation, Outcome::Loaded { length_bytes: SMALL, checksum: 1 }));
@@ -133,7 +136,10 @@ fn a_block_that_a_tier_gave_damaged_is_counted_as_found_by_a_tier() {
     let mut rig = Rig::new(2);
     let ns = rig.open(1, &layout(SMALL));
     let tier = rig.core.open_tier(Limits::default());
-    rig.core.tier_found(tier, &BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) });
+    rig.core.tier_found(
+        tier,
+        rig.core.tier_hasher().hash(&BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) }),
+    );
     rig.lease(ns, &[1]);
     let [.., Effect::Promote { block, generation, .. }] = rig.effects()[..] else { panic!("nothing comes up") };
     assert!(!rig.core.promoted(block, generation, Outcome::Failed(ErrorKind::Corrupt)));

@@ -75,7 +75,7 @@ fn every_miss_has_its_reason() {
             MissReason::TooSlow | MissReason::PromotionUnfinished => {
                 let tier = rig.core.open_tier(Limits::default());
                 let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) };
-                rig.core.tier_found(tier, &key);
+                rig.core.tier_found(tier, rig.core.tier_hasher().hash(&key));
                 assert_eq!(rig.reason(ns, 0, 1), Some(MissReason::PromotionUnfinished));
                 if let (MissReason::TooSlow, [.., Effect::Promote { block, generation, .. }]) =
                     (reason, &rig.effects()[..])

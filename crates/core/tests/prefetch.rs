@@ -36,7 +36,7 @@ fn key(key: u64) -> BlockKey {
 }
 
 fn lie_on_tier(rig: &mut Rig, keys: impl IntoIterator<Item = u64>) {
-    keys.into_iter().for_each(|k| rig.core.tier_found(DISK, &key(k)));
+    keys.into_iter().for_each(|k| rig.core.tier_found(DISK, rig.core.tier_hasher().hash(&key(k))));
 }
 
 /// A request for these keys waits, long enough that what can be done for it is done.
@@ -256,7 +256,7 @@ fn a_size_that_has_no_room_does_not_hold_up_another() {
     let ns = rig.open(1, &layout(SMALL));
     let large = rig.open(2, &layout(LARGE));
     lie_on_tier(&mut rig, 0..4);
-    rig.core.tier_found(DISK, &BlockKey { namespace: NamespaceId(2), ..key(50) });
+    rig.core.tier_found(DISK, rig.core.tier_hasher().hash(&BlockKey { namespace: NamespaceId(2), ..key(50) }));
     // All memory is of the small size.
     let mut slots = Vec::new();
     (0..2).for_each(|_| rig.core.reserve(ENGINE, ns, 0, 64, true, &mut slots));

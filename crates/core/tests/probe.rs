@@ -141,7 +141,7 @@ fn a_block_that_was_evicted_after_it_was_found_is_a_miss() {
 #[test]
 fn a_block_of_a_sick_disk_comes_up_from_a_store_that_has_it_too() {
     let (mut rig, ns) = rig();
-    (0..3).for_each(|k| rig.core.tier_found(DISK, &key(k)));
+    (0..3).for_each(|k| rig.core.tier_found(DISK, rig.core.tier_hasher().hash(&key(k))));
     rig.core.set_healthy(DISK, false);
     assert_eq!(states(&mut rig, ns, &[0, 1, 2]), [STATE_NOT_YET; 3]);
     assert_eq!(probes(&mut rig), asked(0..3));
@@ -160,7 +160,7 @@ fn a_block_of_a_sick_disk_comes_up_from_a_store_that_has_it_too() {
 #[test]
 fn a_block_that_a_disk_fails_to_load_comes_up_from_a_store_that_has_it_too() {
     let (mut rig, ns) = rig();
-    (0..2).for_each(|k| rig.core.tier_found(DISK, &key(k)));
+    (0..2).for_each(|k| rig.core.tier_found(DISK, rig.core.tier_hasher().hash(&key(k))));
     states(&mut rig, ns, &[0, 1]);
     let load =
         |effect| if let Effect::Promote { block, generation, .. } = effect { Some((block, generation)) } else { None };
@@ -183,7 +183,7 @@ fn a_block_that_a_disk_fails_to_load_comes_up_from_a_store_that_has_it_too() {
 #[test]
 fn an_own_disk_is_not_passed_by_for_a_store() {
     let (mut rig, ns) = rig();
-    rig.core.tier_found(DISK, &key(0));
+    rig.core.tier_found(DISK, rig.core.tier_hasher().hash(&key(0)));
     states(&mut rig, ns, &[0]);
     assert_eq!(probes(&mut rig), []);
     assert_eq!(loads(&mut rig), [(DISK, key(0))]);
@@ -258,7 +258,7 @@ fn nothing_is_written_where_nothing_may_be_written() {
     rig.store(ns, None, &[0]);
     let store = |effect| if let Effect::WriteBack { tier, .. } = effect { Some(tier) } else { None };
     assert_eq!(rig.effects().into_iter().filter_map(store).collect::<Vec<_>>(), [NEAR]);
-    rig.core.tier_found(DISK, &key(5));
+    rig.core.tier_found(DISK, rig.core.tier_hasher().hash(&key(5)));
     states(&mut rig, ns, &[5]);
     assert_eq!(loads(&mut rig), [(DISK, key(5))], "it is still read from");
 }

@@ -36,7 +36,7 @@ fn key(key: u64) -> BlockKey {
 
 /// The tier has these.
 fn lie_on_tier(rig: &mut Rig, keys: impl Iterator<Item = u64>) {
-    keys.for_each(|k| rig.core.tier_found(TIER, &key(k)));
+    keys.for_each(|k| rig.core.tier_found(TIER, rig.core.tier_hasher().hash(&key(k))));
 }
 
 fn stores(rig: &mut Rig) -> Vec<BlockId> {
@@ -752,6 +752,81 @@ fn what_the_tier_gave_up_is_written_again() {
     assert_eq!(rig.core.tier_of(&key(0)), None);
     states(&mut rig, ns, &[0]);
     assert_eq!(write_all(&mut rig), [key(0)]);
+}
+
+#[test]
+fn what_the_tier_lost_without_its_key_is_written_again_once_it_was_looked_for() {
+    let (mut rig, ns) = rig(2, Limits::default());
+    rig.store(ns, None, &[0, 1]);
+    states(&mut rig, ns, &[0, 1]);
+    assert_eq!(write_all(&mut rig), [key(0), key(1)]);
+    rig.core.tier_lost(TIER, rig.core.tier_hasher().hash(&key(0)));
+    let report = rig.core.tier_report(TIER);
+    assert_eq!((rig.core.tier_of(&key(0)), report.blocks, report.stats.evicted), (None, 1, 1));
+    states(&mut rig, ns, &[0, 1]);
+    assert_eq!(write_all(&mut rig), []);
+    let mut at = Some(0);
+    while let Some(from) = at {
+        at = rig.core.look_for_lost(TIER, from, 1);
+    }
+    states(&mut rig, ns, &[0, 1]);
+    assert_eq!(write_all(&mut rig), [key(0)]);
+    rig.audit();
+}
+
+/// One that waits to be written may be taken for one that is lost.
+#[test]
+fn a_block_that_is_queued_twice_is_written_and_nothing_is_left_of_it() {
+    let (mut rig, ns) = rig(2, all());
+    rig.store(ns, None, &[0]);
+    assert_eq!(rig.core.look_for_lost(TIER, 0, 100), None);
+    states(&mut rig, ns, &[0]);
+    let written = write_all(&mut rig);
+    assert!(written.iter().all(|written| *written == key(0)) && !written.is_empty(), "{written:?}");
+    rig.step_to_the_end();
+    assert_eq!((rig.core.held(), rig.core.tier_report(TIER).blocks), (Default::default(), 1));
+    rig.audit();
+}
+
+/// How many resident blocks of a namespace are on the tier in the end, of those that waited for it.
+fn moved_while_they_wait(is_looked_for: bool, count: u64, units: u32) -> (usize, usize, u64, u64) {
+    let mut rig = Rig::new(units);
+    assert_eq!(rig.core.open_tier(all()), TIER);
+    let ns = rig.open(1, &layout(SMALL));
+    let late = rig.open(3, &layout(16 * SMALL));
+    for key in 0..count {
+        rig.store(ns, None, &[key]);
+    }
+    let mut started = stores(&mut rig);
+    if is_looked_for {
+        assert_eq!(rig.core.look_for_lost(TIER, 0, 1000), None);
+    }
+    for n in 0..10u64 {
+        rig.store(late, None, &[1000 + n]);
+        rig.step_to_the_end();
+        started.extend(stores(&mut rig));
+        rig.step_to_the_end();
+    }
+    let moved = rig.core.stats().moved;
+    while !started.is_empty() {
+        for block in std::mem::take(&mut started) {
+            rig.core.written_back(TIER, block, Outcome::Stored);
+        }
+        started.extend(stores(&mut rig));
+    }
+    let resident: Vec<u64> = (0..count).filter(|k| rig.is_resident(ns, *k)).collect();
+    let there = resident.iter().filter(|k| rig.core.tier_of(&key(**k)).is_some()).count();
+    rig.audit();
+    (resident.len(), there, moved, rig.core.tier_report(TIER).stats.dropped_gone)
+}
+
+#[test]
+fn a_block_that_moves_while_it_waits_and_is_looked_for_is_written() {
+    for (units, count) in [(2, 24), (3, 30), (4, 60), (5, 42)] {
+        let before = moved_while_they_wait(false, count, units);
+        let after = moved_while_they_wait(true, count, units);
+        assert_eq!(before, after, "{units} units, {count} blocks");
+    }
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn key(group: u16, key: u64) -> BlockKey {
 }
 
 fn lie_on_tier(rig: &mut Rig, group: u16, keys: impl IntoIterator<Item = u64>) {
-    keys.into_iter().for_each(|k| rig.core.tier_found(DISK, &key(group, k)));
+    keys.into_iter().for_each(|k| rig.core.tier_found(DISK, rig.core.tier_hasher().hash(&key(group, k))));
 }
 
 fn packed(keys: impl IntoIterator<Item = u64>) -> Vec<u8> {

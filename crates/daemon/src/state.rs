@@ -342,7 +342,7 @@ impl State {
 
     /// Carries out again, some at a time, what was purged while a disk was away that has come now: this daemon, or one
     /// before, may have served some of it from that disk, into the pool and to other disks. A purge that is under way
-    /// does that anyway. True if any began.
+    /// looks through the tiers once more: it may have passed that disk over. True if any began.
     pub fn purge_void(&mut self, tier: TierId) -> bool {
         if let Some(heard) = self.tiers.take_heard(tier) {
             self.purges.hear(self.table.pool(), heard);
@@ -352,6 +352,7 @@ impl State {
         for _ in 0..State::VOID_AT_A_TIME {
             let Some(namespace) = self.void.pop_first() else { break };
             if self.tiers.is_purging(namespace) {
+                self.tiers.purge(namespace);
                 continue;
             }
             if let Err(error) = self.begin_purge(namespace) {

@@ -76,16 +76,18 @@ impl Entry {
 }
 
 impl tables::Entry for Entry {
+    const IS_DENSE: bool = false;
+
     fn is_empty(&self) -> bool {
         self.0 == 0
     }
 
-    fn home(&self) -> usize {
-        self.tag() as usize
+    fn home(&self) -> u32 {
+        self.tag()
     }
 
-    fn home_of(key: Fingerprint) -> usize {
-        tag(key) as usize
+    fn home_of(key: Fingerprint) -> u32 {
+        tag(key)
     }
 }
 

@@ -9,9 +9,9 @@ use crate::core::Core;
 use crate::journal::Effect;
 use crate::key::{BlockId, BlockKey, Fingerprint, Generation, NamespaceId, NamespaceIndex, TierId};
 use crate::layout::GroupLayout;
-use crate::slots::Block;
+use crate::slots::{Block, State};
 use crate::tier::Position;
-use crate::tiers::{Limits, TierReport};
+use crate::tiers::{Limits, TierHasher, TierReport};
 
 impl Core {
     /// One more tier. Panics beyond [`TierId::MAX`].
@@ -32,9 +32,39 @@ impl Core {
         self.tiers.set_read_only(tier);
     }
 
+    /// What a tier names its blocks with in [`Core::tier_found`] and [`Core::tier_lost`].
+    pub fn tier_hasher(&self) -> TierHasher {
+        self.tiers.hasher()
+    }
+
     /// The tier holds this block: found at its start.
-    pub fn tier_found(&mut self, tier: TierId, key: &BlockKey) {
-        self.tiers.set_location(self.tiers.key_of(key), tier);
+    pub fn tier_found(&mut self, tier: TierId, block: Fingerprint) {
+        self.tiers.set_location(block, tier);
+    }
+
+    /// The tier does not hold this block any more, and cannot tell its key. [`Core::look_for_lost`] finds what the pool
+    /// has of such blocks.
+    pub fn tier_lost(&mut self, tier: TierId, block: Fingerprint) {
+        self.tiers.stats_mut(tier).evicted += 1;
+        self.tiers.forget_location(block, tier);
+    }
+
+    /// Looks through `limit` records of the pool from `from` on for blocks that an own tier was said to have, and has
+    /// lost: the next lookup has them written again. The next place; `None` at the end.
+    pub fn look_for_lost(&mut self, tier: TierId, from: u32, limit: u32) -> Option<u32> {
+        let end = from.saturating_add(limit).min(self.slots.end());
+        for block in (from..end).map(BlockId) {
+            // One that waits to be written is marked too. A tier that gets a block twice writes it once.
+            if self.is_marked(tier, block) && !self.tiers.has(tier, self.tier_key_of(block)) {
+                self.slots.remove_tier(block, tier.bit());
+            }
+        }
+        (end < self.slots.end()).then_some(end)
+    }
+
+    fn is_marked(&self, tier: TierId, block: BlockId) -> bool {
+        let Block { state, tiers, .. } = self.slots[block];
+        state == State::Ready && tiers & tier.bit() != 0
     }
 
     /// The tier does not hold this block any more.

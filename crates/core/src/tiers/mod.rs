@@ -28,7 +28,7 @@ pub use crate::key::TierId;
 use backfill::Backfill;
 pub(crate) use locations::LoadHealth;
 use locations::Locations;
-pub use locations::MEMORY_BYTES_PER_BLOCK;
+pub use locations::{MEMORY_BYTES_PER_BLOCK, TierHasher};
 pub(crate) use marks::ASKED;
 use marks::Marks;
 pub use marks::Touching;
@@ -364,7 +364,11 @@ impl Tiers {
     }
 
     pub fn key_of(&self, key: &BlockKey) -> Fingerprint {
-        self.key(key.namespace, key.group, key.hash.as_bytes())
+        self.hasher().hash(key)
+    }
+
+    pub fn hasher(&self) -> TierHasher {
+        TierHasher { seed: self.seed }
     }
 
     /// An own tier comes before a shared one.
@@ -612,7 +616,7 @@ impl Tiers {
 
     /// The block had another generation before it moved; what waits to be written is known by it.
     pub fn requeue(&mut self, block: BlockId, before: Generation, now: &Block) {
-        for tier in self.all.iter_mut().filter(|_| now.tiers != 0) {
+        for tier in self.all.iter_mut().filter(|tier| !tier.queue.is_empty()) {
             let waits = tier.queue.iter_mut().filter(|queued| queued.is(block, before));
             waits.for_each(|queued| queued.generation = now.generation);
         }

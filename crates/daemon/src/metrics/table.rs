@@ -441,7 +441,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_disk_corrupt_blocks_total",
-        "Blocks read from the disk whose checksum was wrong; none was served.",
+        "Blocks whose checksum was wrong, and blocks of segments whose list was unreadable; none was served.",
         Counters(DISK, |s| disks(s, |disk| disk.counters.corrupt_blocks)),
     ),
     // The stores that hosts share.

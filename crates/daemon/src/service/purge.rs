@@ -130,15 +130,16 @@ async fn still_on_own_tiers(
     let start = tokio::time::Instant::now();
     let (mut last, mut moved) = (None, start);
     loop {
-        let (purging, removed) = {
+        let (purging, progress) = {
             let tiers = &shared.lock().tiers;
             let mut purging = tiers.purging(ids);
             let unknown = tiers.own_not_whole().filter(|tier| is_of_tenant && !purging.contains(tier));
             let unknown: Vec<&str> = unknown.collect();
             purging.extend(unknown);
-            (purging, tiers.purged_blocks())
+            (purging, tiers.purge_progress())
         };
-        if last.replace(removed) != Some(removed) {
+        if last.as_ref() != Some(&progress) {
+            last = Some(progress);
             moved = tokio::time::Instant::now();
         }
         if purging.is_empty() || start.elapsed() > wait || moved.elapsed() > PURGE_OF_DISKS {

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::tiers::TierId;
-use forebay_core::{BlockKey, Error, ErrorKind, Result};
+use forebay_core::tiers::{TierHasher, TierId};
+use forebay_core::{Error, ErrorKind, Result};
 use forebay_io::pool::{Pool, Room};
 use forebay_io::ssd::DiskReport;
 use tokio::sync::oneshot;
@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use super::drive_tiers;
 use crate::config::Config;
 use crate::state::{Shared, State};
-use crate::tiers::spec::{Claimed, Driven, OpeningEvents, TierSpec};
+use crate::tiers::spec::{Claimed, Driven, Found, OpeningEvents, TierSpec};
 use crate::tiers::{Disks, Failure};
 use crate::vital;
 
@@ -147,8 +147,14 @@ struct Reports<'a> {
 }
 
 impl OpeningEvents for Reports<'_> {
-    fn found(&self, blocks: &[BlockKey]) {
-        for piece in blocks.chunks(BLOCKS_PER_EVENT) {
+    fn hasher(&self) -> TierHasher {
+        self.shared.lock().core.tier_hasher()
+    }
+
+    fn found(&self, Found { blocks, namespaces }: Found) {
+        let pieces =
+            blocks.chunks(BLOCKS_PER_EVENT).map(|piece| Found { blocks: piece.to_vec(), namespaces: Vec::new() });
+        for piece in std::iter::once(Found { blocks: Vec::new(), namespaces }).chain(pieces) {
             self.shared.event(|state| state.tiers.of(self.tier).found(piece, &mut state.core));
         }
     }

@@ -12,7 +12,7 @@ use forebay_io::pool::{Pool, Slice};
 use tokio::time::Instant;
 
 use super::purge::Purges;
-use super::spec::{Driven, TICK, TierSpec};
+use super::spec::{Driven, Found, TICK, TierSpec};
 use super::submissions::Submissions;
 
 /// A tier that is sick for less is not worth a line: a server takes a moment to be connected to.
@@ -25,6 +25,8 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// In each turn the touches of so many parts of a second are handed to the tier: so few that no lookup waits behind
 /// them, and enough, since there are a hundred turns a second or more.
 const TOUCHING_TURNS: u32 = 64;
+/// Records of the pool that are looked at in one turn for blocks that the tier has lost: at most 100 us.
+const RECORDS_PER_TURN: u32 = 512;
 
 /// A tier could not be opened.
 pub struct Failure {
@@ -79,6 +81,10 @@ pub struct Driver {
     are_transfers_over: bool,
     /// Whether the core knows that it was told of all blocks.
     has_told_all: bool,
+    /// Where the look through the pool goes on for blocks that the tier has lost.
+    looks_for_lost: Option<u32>,
+    /// More was lost while it was under way.
+    looks_again: bool,
 }
 
 /// What an operation is for.
@@ -141,6 +147,8 @@ impl Driver {
             registered_bytes: 0,
             are_transfers_over: false,
             has_told_all: false,
+            looks_for_lost: None,
+            looks_again: false,
         }
     }
 
@@ -346,10 +354,10 @@ impl Driver {
     fn hear_of_parts(&mut self, core: &mut Core) {
         let is_told = self.are_transfers_over || self.is_shared;
         let Some(tier) = self.driven() else { return };
-        let mut found = Vec::new();
+        let mut found = Found::default();
         tier.take_found(&mut found);
         let is_over = is_told || tier.are_earlier_transfers_over();
-        self.found(&found, core);
+        self.found(found, core);
         if is_over && !is_told {
             self.are_transfers_over = true;
             core.transfers_over();
@@ -361,9 +369,9 @@ impl Driver {
     }
 
     /// Blocks that the tier, or a part of it, had from the start.
-    pub fn found(&mut self, found: &[BlockKey], core: &mut Core) {
-        self.purges.note_found(found);
-        found.iter().for_each(|key| core.tier_found(self.id, key));
+    pub fn found(&mut self, found: Found, core: &mut Core) {
+        self.purges.note_found(found.namespaces);
+        found.blocks.into_iter().for_each(|block| core.tier_found(self.id, block));
     }
 
     pub(super) fn now(&self) -> Duration {
@@ -399,7 +407,7 @@ impl Driver {
         let populated_bytes = core.populated_bytes();
         let now = self.now();
         let Some(tier) = &mut self.tier else { return };
-        let (mut late, mut ended, mut evicted) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut late, mut ended, mut evicted, mut lost) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         tier.advance(now);
         tier.poll(&mut ended);
         tier.take_late(&mut late);
@@ -407,11 +415,22 @@ impl Driver {
         let is_healthy = tier.health() == Health::Healthy && !self.is_closed;
         self.take_stale(is_healthy, &mut ended);
         self.hear_of_parts(core);
-        self.driven().into_iter().for_each(|tier| tier.take_evicted(&mut evicted));
+        self.driven().into_iter().for_each(|tier| tier.take_evicted(&mut evicted, &mut lost));
         self.register(populated_bytes);
         late.into_iter().for_each(|op| self.late(op, core));
         ended.into_iter().for_each(|completion| self.ended(completion, core, pool));
         evicted.iter().for_each(|key| core.tier_evicted(self.id, key));
+        if !lost.is_empty() {
+            lost.into_iter().for_each(|block| core.tier_lost(self.id, block));
+            self.looks_again = self.looks_for_lost.is_some();
+            self.looks_for_lost.get_or_insert(0);
+        }
+        if let Some(from) = self.looks_for_lost {
+            self.looks_for_lost = core.look_for_lost(self.id, from, RECORDS_PER_TURN);
+            if self.looks_for_lost.is_none() && std::mem::take(&mut self.looks_again) {
+                self.looks_for_lost = Some(0);
+            }
+        }
         self.note_health(is_healthy, core);
     }
 

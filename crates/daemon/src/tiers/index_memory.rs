@@ -121,7 +121,7 @@ mod tests {
     fn what_does_not_fit_beside_the_pool_is_said_with_a_hint() {
         let memory = Disks { capacity_bytes: 30 << 40, ..Disks::default() }.when_full();
         assert!(memory.check(&room(16 << 30), 8 << 30).is_ok());
-        let error = memory.check(&room(16 << 30), 14 << 30).unwrap_err();
+        let error = memory.check(&room(16 << 30), 15 << 30).unwrap_err();
         assert!(error.to_string().contains("is left beside the pool"), "{error}");
         assert!(error.hint_text().is_some_and(|hint| hint.contains("tier.ssd.capacity_bytes")), "{error}");
         // What the blocks have already is not needed again.

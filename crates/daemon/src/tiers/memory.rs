@@ -12,14 +12,14 @@ use forebay_core::checksum::checksum;
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::Admission;
-use forebay_core::{BlockKey, ErrorKind, NamespaceId, Result, SlotId};
+use forebay_core::{BlockKey, ErrorKind, Fingerprint, NamespaceId, Result, SlotId};
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::uring::Region;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 
-use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec};
+use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec, Walked};
 use crate::config::{Bytes, settings};
 
 settings! {
@@ -189,13 +189,16 @@ impl Driven for Memory {
         self.wake.as_fd()
     }
 
-    fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
+    fn take_evicted(&mut self, keys: &mut Vec<BlockKey>, _: &mut Vec<Fingerprint>) {
         keys.append(&mut self.evicted);
     }
 
-    fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>, _: u64) -> (Vec<BlockKey>, Option<u64>) {
+    fn walk(&mut self, namespaces: &BTreeSet<NamespaceId>, is_new: bool) -> Walked {
+        if !is_new {
+            return Walked::End;
+        }
         self.listings.update(|listings| listings + 1);
-        (self.order.iter().copied().filter(|key| namespaces.contains(&key.namespace)).collect(), None)
+        Walked::Keys(self.order.iter().copied().filter(|key| namespaces.contains(&key.namespace)).collect())
     }
 }
 

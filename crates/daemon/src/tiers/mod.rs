@@ -202,6 +202,11 @@ impl Tiers {
         self.drivers.iter().map(|driver| driver.purge_report().removed_blocks).sum()
     }
 
+    /// What changes as long as purges of this host's own tiers get on: blocks that were removed, and how far walks are.
+    pub fn purge_progress(&self) -> (u64, Vec<Option<f64>>) {
+        (self.purged_blocks(), self.drivers.iter().map(|driver| driver.purge_report().walked_ratio).collect())
+    }
+
     /// A piece of a purge's walk through the tier's blocks, if there is one to make. True if there is more.
     pub fn walk(&mut self, tier: TierId, core: &mut Core) -> bool {
         if self.of(tier).is_walking() {

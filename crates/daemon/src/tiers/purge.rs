@@ -16,7 +16,7 @@ use forebay_core::tier::{Outcome, Tier};
 use forebay_core::{BlockKey, NamespaceId};
 
 use super::driver::{Driver, Under};
-use super::spec::Driven;
+use super::spec::{Driven, Walked};
 
 /// Removals under way at a time: half of what a disk takes of stores and removals, so that stores go on.
 const REMOVALS_AT_A_TIME: usize = 128;
@@ -115,14 +115,16 @@ struct Walk {
     namespaces: BTreeSet<NamespaceId>,
     /// Those of them that the tier may have a block of: the walk met one, or one was on its way down when it began.
     unclean: BTreeSet<NamespaceId>,
-    /// Where it goes on.
-    at: u64,
+    /// Whether it has begun.
+    has_begun: bool,
+    /// Whether the tier's next turn may be of use, and nothing before.
+    waits: bool,
 }
 
 impl Purges {
     /// Blocks that the tier had from the start.
-    pub fn note_found(&mut self, found: &[BlockKey]) {
-        let others = found.iter().map(|key| key.namespace).filter(|namespace| !self.is_purging(*namespace));
+    pub fn note_found(&mut self, namespaces: Vec<NamespaceId>) {
+        let others = namespaces.into_iter().filter(|namespace| !self.is_purging(*namespace));
         let others: Vec<NamespaceId> = others.collect();
         self.found.extend(others);
     }
@@ -136,8 +138,12 @@ impl Purges {
         self.namespaces.contains_key(&namespace)
     }
 
-    fn is_walking(&self) -> bool {
+    fn may_walk(&self) -> bool {
         self.walk.is_some() && self.keys.len() < MAX_KEYS
+    }
+
+    fn is_walking(&self) -> bool {
+        self.may_walk() && self.walk.as_ref().is_some_and(|walk| !walk.waits)
     }
 
     /// A removal has ended: the tier has no such block.
@@ -157,7 +163,7 @@ impl Purges {
             namespaces: self.namespaces.len() as u64,
             removed_blocks: self.removed_blocks,
             removed_of_these: if self.namespaces.is_empty() { 0 } else { self.removed_blocks - self.removed_before },
-            walked_ratio: self.walk.as_ref().map(|walk| tier.ratio_before(walk.at)),
+            walked_ratio: self.walk.as_ref().map(|walk| if walk.has_begun { tier.walked_ratio() } else { 0.0 }),
         }
     }
 
@@ -195,9 +201,9 @@ impl Purges {
             // What a namespace still has waiting would be found again.
             namespaces.extend(self.idle(busy));
             let unclean = namespaces.iter().copied().filter(|namespace| self.may_have_more(*namespace, busy)).collect();
-            self.walk = Some(Walk { namespaces, unclean, at: 0 });
+            self.walk = Some(Walk { namespaces, unclean, has_begun: false, waits: false });
         }
-        if self.is_walking()
+        if self.may_walk()
             && let Some(walk) = self.walk.take()
         {
             self.walk_on(walk, busy, tier);
@@ -298,16 +304,18 @@ impl Purges {
         self.namespaces.get(&namespace).is_some_and(|waiting| *waiting > 0) || busy.contains(&namespace)
     }
 
-    fn walk_on(&mut self, mut walk: Walk, busy: &BTreeSet<NamespaceId>, tier: &dyn Driven) {
-        let (keys, next) = tier.blocks_of(&walk.namespaces, walk.at);
-        for key in keys {
-            walk.unclean.insert(key.namespace);
-            self.count(key);
-            self.keys.push_back(key);
-        }
-        match next {
-            Some(at) => self.walk = Some(Walk { at, ..walk }),
-            None => {
+    fn walk_on(&mut self, mut walk: Walk, busy: &BTreeSet<NamespaceId>, tier: &mut dyn Driven) {
+        match tier.walk(&walk.namespaces, !walk.has_begun) {
+            Walked::Keys(keys) => {
+                for key in keys {
+                    walk.unclean.insert(key.namespace);
+                    self.count(key);
+                    self.keys.push_back(key);
+                }
+                self.walk = Some(Walk { has_begun: true, waits: false, ..walk });
+            }
+            Walked::Waits => self.walk = Some(Walk { has_begun: true, waits: true, ..walk }),
+            Walked::End => {
                 let clean = walk.namespaces.difference(&walk.unclean).copied();
                 let clean: Vec<NamespaceId> =
                     clean.filter(|namespace| !self.unlisted.contains(namespace) && !busy.contains(namespace)).collect();
@@ -411,6 +419,8 @@ mod tests {
     /// A tier of two parts, each a list of places, of which a piece is gone through at a time.
     struct Parts {
         places: Vec<Option<BlockKey>>,
+        /// Where the walk goes on.
+        at: usize,
         missing: usize,
         pieces: Cell<usize>,
         /// Namespaces that it was to note, each time.
@@ -421,7 +431,7 @@ mod tests {
     impl Parts {
         fn new(keys: impl Iterator<Item = BlockKey>) -> Parts {
             let places = keys.map(Some).collect();
-            Parts { places, missing: 0, pieces: Cell::new(0), told: Vec::new(), noted: Some(true) }
+            Parts { places, at: 0, missing: 0, pieces: Cell::new(0), told: Vec::new(), noted: Some(true) }
         }
 
         /// On the first part that has it.
@@ -471,8 +481,8 @@ mod tests {
             self.missing
         }
 
-        fn ratio_before(&self, at: u64) -> f64 {
-            at as f64 / self.places.len() as f64
+        fn walked_ratio(&self) -> f64 {
+            self.at as f64 / self.places.len() as f64
         }
 
         fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
@@ -483,12 +493,17 @@ mod tests {
             self.noted
         }
 
-        fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>, at: u64) -> (Vec<BlockKey>, Option<u64>) {
+        fn walk(&mut self, namespaces: &BTreeSet<NamespaceId>, is_new: bool) -> Walked {
+            if is_new {
+                self.at = 0;
+            }
+            if self.at == self.places.len() {
+                return Walked::End;
+            }
             self.pieces.set(self.pieces.get() + 1);
-            let end = self.places.len().min(at as usize + PIECE);
-            let keys = self.places[at as usize..end].iter().flatten().copied();
-            let keys = keys.filter(|key| namespaces.contains(&key.namespace)).collect();
-            (keys, (end < self.places.len()).then_some(end as u64))
+            let end = self.places.len().min(self.at + PIECE);
+            let keys = self.places[std::mem::replace(&mut self.at, end)..end].iter().flatten().copied();
+            Walked::Keys(keys.filter(|key| namespaces.contains(&key.namespace)).collect())
         }
     }
 
@@ -738,6 +753,23 @@ mod tests {
     }
 
     /// Else its task would run in a circle until the tier is well again.
+    /// A disk that the walk has passed over can be read again.
+    #[test]
+    fn a_purge_that_begins_once_more_looks_through_the_tier_once_more() {
+        let mut parts = Parts::new((0..50).map(|number| key(2, number)));
+        let (mut purges, nothing) = (Purges::default(), BTreeSet::new());
+        purges.begin(NamespaceId(1));
+        parts.noted = None;
+        (0..20).for_each(|_| purges.step(&nothing, &mut parts, Duration::ZERO));
+        assert_eq!((parts.told.len(), purges.is_purging(NamespaceId(1))), (1, true), "it waits for the note");
+        parts.places.push(Some(key(1, 0)));
+        purges.begin(NamespaceId(1));
+        parts.noted = Some(true);
+        (0..20).for_each(|_| purges.step(&nothing, &mut parts, Duration::ZERO));
+        assert_eq!(purges.keys, [key(1, 0)]);
+        assert!(purges.is_purging(NamespaceId(1)));
+    }
+
     #[test]
     fn a_sick_tier_has_no_walk_to_go_on_with() {
         let mut core = Core::new(Config::new(4096, 64));

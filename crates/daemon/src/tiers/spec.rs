@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use forebay_core::decorate::{Limits as Rates, Timed};
 use forebay_core::tier::Capabilities;
-use forebay_core::tiers::Admission;
-use forebay_core::{BlockKey, NamespaceId, Result};
+use forebay_core::tiers::{Admission, TierHasher};
+use forebay_core::{BlockKey, Fingerprint, NamespaceId, Result};
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
@@ -135,8 +135,11 @@ pub trait Claimed: Send {
 
 /// What a tier reports to the core while it is being opened.
 pub trait OpeningEvents {
+    /// What gives blocks their fingerprints.
+    fn hasher(&self) -> TierHasher;
+
     /// The tier holds these blocks.
-    fn found(&self, blocks: &[BlockKey]);
+    fn found(&self, found: Found);
 }
 
 impl Options {
@@ -146,6 +149,25 @@ impl Options {
         let rates = Rates { load_bytes_per_second, store_bytes_per_second, in_flight: None };
         Options { admission, load_deadline: Duration::from_millis(load_deadline_ms), rates }
     }
+}
+
+/// Blocks that a tier had from the start.
+#[derive(Default)]
+pub struct Found {
+    /// By the core's fingerprints.
+    pub blocks: Vec<Fingerprint>,
+    /// Of which there are blocks.
+    pub namespaces: Vec<NamespaceId>,
+}
+
+/// A step of [`Driven::walk`].
+pub enum Walked {
+    /// What it met; it goes on at once.
+    Keys(Vec<BlockKey>),
+    /// The tier's next turn may be of use.
+    Waits,
+    /// All blocks were looked at.
+    End,
 }
 
 /// A tier as the driver has it.
@@ -163,7 +185,7 @@ pub trait Driven: Timed + Send {
     }
 
     /// Appends blocks of parts that came after the tier was opened, some at a time; it is woken for the rest.
-    fn take_found(&mut self, _found: &mut Vec<BlockKey>) {}
+    fn take_found(&mut self, _found: &mut Found) {}
 
     /// Whether there are more of them to take.
     fn has_more_found(&self) -> bool {
@@ -175,14 +197,14 @@ pub trait Driven: Timed + Send {
         0
     }
 
-    /// Appends blocks that the tier gave up by itself.
-    fn take_evicted(&mut self, _keys: &mut Vec<BlockKey>) {}
+    /// Appends blocks that the tier gave up by itself, and those that it lost without knowing their keys.
+    fn take_evicted(&mut self, _keys: &mut Vec<BlockKey>, _lost: &mut Vec<Fingerprint>) {}
 
-    /// Some of the blocks of these namespaces, from `at` on (0 at first), as far as the tier knows without asking
-    /// anybody, and where to go on; `None` at the end. Takes at most some 100 us. A block that is stored meanwhile may
-    /// be missing.
-    fn blocks_of(&self, _namespaces: &BTreeSet<NamespaceId>, _at: u64) -> (Vec<BlockKey>, Option<u64>) {
-        (Vec::new(), None)
+    /// Goes on with the walk through the tier's own blocks, or begins a new one. Takes at most some 100 us. A block
+    /// that is there from the start of the walk to its end is met, if it is of these namespaces; one that is stored
+    /// meanwhile may be missing.
+    fn walk(&mut self, _namespaces: &BTreeSet<NamespaceId>, _is_new: bool) -> Walked {
+        Walked::End
     }
 
     /// Nothing of these namespaces is in the tier, or on its way there. One that outlives the daemon has to see to it
@@ -211,8 +233,8 @@ pub trait Driven: Timed + Send {
         None
     }
 
-    /// The share of the tier that [`Driven::blocks_of`] has gone through when it goes on at `at`.
-    fn ratio_before(&self, _at: u64) -> f64 {
+    /// The share of the tier that the walk has gone through.
+    fn walked_ratio(&self) -> f64 {
         0.0
     }
 

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 
 use forebay_core::size::{human, human_at_most};
 use forebay_core::tier::Capabilities;
-use forebay_core::tiers::Admission;
-use forebay_core::{BlockKey, NamespaceId, Result};
+use forebay_core::tiers::{Admission, TierHasher};
+use forebay_core::{BlockKey, Fingerprint, NamespaceId, Result};
 use forebay_io::Demand;
 use forebay_io::header::Sealing;
 use forebay_io::pool::{EndedPurge, Pool};
-use forebay_io::ssd::{DiskConfig, DiskReport, Look, PoolPurges, Prospect, Ssd, SsdConfig};
+use forebay_io::ssd::{self, DiskConfig, DiskReport, Look, PoolPurges, Prospect, Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
 use toml::Value;
 
-use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec};
+use super::spec::{Claimed, Driven, Found, OpeningEvents, Options, TierSpec, Walked};
 use crate::config::{Bytes, Setting, rate, settings};
 use arrival::Arrival;
 use novelty::{Novelty, missing_beside_others};
@@ -143,13 +143,11 @@ const OTHERS: Duration = Duration::from_secs(5);
 /// take milliseconds. A busy host delays one of them by a second, and a mistake that it shows would go unnoticed.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Places of a disk's index that a purge goes through in one event: 20 to 100 us.
-const PLACES_AT_A_TIME: u32 = 2048;
-
 /// The tier while its disks come.
 struct Arrivals {
     ssd: Option<Ssd>,
-    pools: Vec<Sender<Region>>,
+    /// Where the pool goes, and what gives blocks their fingerprints.
+    pools: Vec<Sender<(Region, TierHasher)>>,
     /// Disks that the first look heard nothing of. Nobody waits for them a second time.
     silent: usize,
 }
@@ -226,7 +224,8 @@ impl Claimed for Arrivals {
         let mut ssd = self.ssd.take().expect("disks are opened once");
         ssd.know_purges(known_purges(pool)?);
         // A disk whose thread has ended needs no pool.
-        self.pools.iter().for_each(|waiting| drop(waiting.send(Region::of_pool(pool.clone()))));
+        let given = || (Region::of_pool(pool.clone()), core.hasher());
+        self.pools.iter().for_each(|waiting| drop(waiting.send(given())));
         let (mut patience, mut missing) = (Patience::new(OTHERS), self.pools.len());
         loop {
             if ssd.missing() < missing {
@@ -239,11 +238,10 @@ impl Claimed for Arrivals {
             }
             ssd.receive(Duration::from_millis(100));
         }
-        let mut found = Vec::new();
         loop {
-            let is_more = ssd.take_found(&mut found);
-            core.found(&found);
-            found.clear();
+            let mut found = Found::default();
+            let is_more = ssd.take_found(&mut found.blocks, &mut found.namespaces);
+            core.found(found);
             if !is_more {
                 return Ok(Box::new(ssd));
             }
@@ -264,8 +262,8 @@ impl Driven for Ssd {
         self.is_earlier_io_done()
     }
 
-    fn take_found(&mut self, found: &mut Vec<BlockKey>) {
-        Ssd::take_found(self, found);
+    fn take_found(&mut self, found: &mut Found) {
+        Ssd::take_found(self, &mut found.blocks, &mut found.namespaces);
     }
 
     fn has_more_found(&self) -> bool {
@@ -276,12 +274,16 @@ impl Driven for Ssd {
         self.missing()
     }
 
-    fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
-        Ssd::take_evicted(self, keys);
+    fn take_evicted(&mut self, keys: &mut Vec<BlockKey>, lost: &mut Vec<Fingerprint>) {
+        Ssd::take_evicted(self, keys, lost);
     }
 
-    fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>, at: u64) -> (Vec<BlockKey>, Option<u64>) {
-        self.piece(at, PLACES_AT_A_TIME, |key| namespaces.contains(&key.namespace))
+    fn walk(&mut self, namespaces: &BTreeSet<NamespaceId>, is_new: bool) -> Walked {
+        match Ssd::walk(self, is_new, namespaces) {
+            ssd::Walked::Blocks(blocks) => Walked::Keys(blocks.iter().map(|block| block.key).collect()),
+            ssd::Walked::Waits => Walked::Waits,
+            ssd::Walked::End => Walked::End,
+        }
     }
 
     fn note_purged(&mut self, namespaces: &BTreeSet<NamespaceId>) {
@@ -304,8 +306,8 @@ impl Driven for Ssd {
         Ssd::purge_time(self, namespace)
     }
 
-    fn ratio_before(&self, at: u64) -> f64 {
-        Ssd::ratio_before(self, at)
+    fn walked_ratio(&self) -> f64 {
+        Ssd::walked_ratio(self)
     }
 
     fn disks(&self) -> Vec<DiskReport> {

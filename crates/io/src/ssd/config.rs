@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use forebay_core::tiers::Limits;
+use forebay_core::tiers::{Limits, TierHasher};
 use forebay_core::{Error, Result};
 
 use super::layout::{FIRST_SEGMENT_AT, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MIN_SEGMENTS, MOST_PAGES, PAGE};
@@ -60,6 +60,8 @@ pub struct SsdConfig {
     /// Whether block devices are told of segments that hold nothing any more. Files are not: they would lose the space
     /// that is reserved for them.
     pub trim: bool,
+    /// What names blocks by their fingerprints: the core's. Drawn by [`SsdConfig::new`].
+    pub hasher: TierHasher,
     /// What this daemon signs its disks with, so that others notice. Drawn by [`SsdConfig::new`].
     pub owner: u128,
     /// How long a disk that is opened may answer nothing before it counts as hung. As long as it answers, opening may
@@ -86,6 +88,7 @@ impl SsdConfig {
             write_bytes_per_second: None,
             write_bytes_per_day: None,
             trim: false,
+            hasher: TierHasher::new(random_owner() as u64),
             owner: random_owner(),
             open_patience: Duration::from_secs(60),
         }

@@ -6,14 +6,14 @@
 //! A disk is a log and its reads. `log` keeps what the log has in progress; `writer`, `flush`, `footer` and `reclaim`
 //! go on with it. `purges` keeps what was purged, beside the log; `noting` writes it, and `void` withdraws what was
 //! purged while the disk was away. `reads` keeps the loads; `reader` carries them out. `index` and `space` say what is
-//! on the disk, and `io` has the transfers of all of them.
+//! on the disk, `listing` reads which keys a segment has, into `lists`, and `io` has the transfers of all of them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
-use forebay_core::{BlockKey, ErrorKind};
+use forebay_core::{BlockKey, ErrorKind, Fingerprint, NamespaceId};
 
 use super::budget::Budget;
 use super::config::SsdConfig;
@@ -21,12 +21,13 @@ use super::device::Device;
 use super::index::{Entry, Index};
 use super::io::{Finished, Flight, Io, Lane, RETRY_INTERVAL};
 use super::layout::{Balance, Geometry, PAGE, Record};
+use super::lists::Lists;
 use super::log::{Log, STORE_DEADLINE, Sequences};
 use super::owner::{Owner, Watch};
 use super::purges::{Purges, Void};
 use super::reads::Reads;
 use super::reclaim::Reclaim;
-use super::report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport, trouble};
+use super::report::{Counters, DiskReport, Recovery, SegmentReport, trouble};
 use super::space::Space;
 use super::staging::Staging;
 use crate::uring::{Memory, Work};
@@ -60,6 +61,8 @@ pub(super) struct Opened {
     /// The latest that was found.
     pub balance: Option<Balance>,
     pub recovery: Recovery,
+    /// Of blocks that are served.
+    pub namespaces: Vec<NamespaceId>,
     pub device: Option<Device>,
     /// Whether it takes trims.
     pub can_trim: bool,
@@ -78,8 +81,9 @@ pub(super) struct Disk {
     pub reads: Reads,
     pub log: Log,
     pub reclaim: Option<Reclaim>,
+    pub lists: Lists,
     pub purges: Purges,
-    pub void: Option<Void>,
+    pub void: Void,
     pub watch: Watch,
     /// Why it is not used any more, once it is taken.
     pub why_taken: String,
@@ -90,6 +94,10 @@ pub(super) struct Disk {
     evicted: VecDeque<BlockKey>,
     /// How many of them were evicted before the last poll returned its completions.
     evicted_before_poll: usize,
+    /// Blocks that were given up, whose keys nobody knows.
+    pub lost: Vec<Fingerprint>,
+    /// Of blocks that opening the disk has found, until the owner asks.
+    pub namespaces: Vec<NamespaceId>,
     next_probe: Duration,
     /// Of reads and writes, since when, and what the log says of them.
     healths: [Health; 2],
@@ -128,8 +136,9 @@ impl Disk {
             reads: Reads::new(config.has_breakers),
             log: Log::new(opened.sequences),
             reclaim: None,
+            lists: Lists::default(),
             purges: opened.purges,
-            void: None,
+            void: Void::default(),
             watch: Watch::new(opened.owner, Duration::ZERO),
             why_taken: String::new(),
             budget,
@@ -138,6 +147,8 @@ impl Disk {
             completions: Vec::new(),
             evicted: VecDeque::new(),
             evicted_before_poll: 0,
+            lost: Vec::new(),
+            namespaces: opened.namespaces,
             next_probe: Duration::ZERO,
             healths: [Health::Healthy; 2],
             healths_since: Duration::ZERO,
@@ -186,14 +197,13 @@ impl Disk {
 
     /// One turn: handles what ended, then starts what may start.
     pub fn poll(&mut self) {
-        let mut finished = std::mem::take(&mut self.finished);
-        self.io.poll(self.now, &mut finished);
-        finished.drain(..).for_each(|finished| self.ended(finished));
-        self.finished = finished;
+        self.hear();
         self.has_more = false;
         if !self.watch.is_taken {
             self.settle_flushed();
             self.start();
+            self.withdraw_void();
+            self.go_on_giving_up();
         }
         self.evicted_before_poll = self.evicted.len();
     }
@@ -325,6 +335,14 @@ impl Disk {
         }
     }
 
+    /// Handles what ended, and starts nothing else.
+    pub(super) fn hear(&mut self) {
+        let mut finished = std::mem::take(&mut self.finished);
+        self.io.poll(self.now, &mut finished);
+        finished.drain(..).for_each(|finished| self.ended(finished));
+        self.finished = finished;
+    }
+
     /// Whether nothing waits and nothing is in flight.
     pub fn is_idle(&self) -> bool {
         let looks = usize::from(self.watch.is_looking());
@@ -345,29 +363,14 @@ impl Disk {
         keys.extend(self.evicted.drain(..count).filter(|key| self.index.get(key).is_none()));
     }
 
-    pub fn block(&self, key: &BlockKey) -> Option<BlockInfo> {
-        self.served(key).map(info)
+    /// Whether the block can be loaded.
+    pub fn has(&self, key: &BlockKey) -> bool {
+        self.served(key).is_some()
     }
 
     /// Whether a restart could find the block, served or not.
     pub fn names(&self, key: &BlockKey) -> bool {
         self.index.record(key).is_some()
-    }
-
-    /// See [`super::Ssd::piece`].
-    pub fn piece(&self, from: u32, places: u32, is_wanted: impl Fn(&BlockKey) -> bool) -> (Vec<BlockKey>, Option<u32>) {
-        let (entries, next) = self.index.piece(from, places);
-        (entries.map(Entry::key).filter(is_wanted).collect(), next)
-    }
-
-    /// Oldest first.
-    pub fn blocks(&self) -> impl Iterator<Item = BlockInfo> {
-        let mut order: Vec<u32> = (0..self.geometry.segments).collect();
-        order.sort_by_key(|segment| self.space.segments[*segment as usize].life);
-        order.into_iter().flat_map(|segment| {
-            let blocks: Vec<BlockInfo> = self.index.of_segment(segment).map(info).collect();
-            blocks.into_iter().rev()
-        })
     }
 
     /// By number. Takes time by their number.
@@ -419,22 +422,25 @@ impl Disk {
 
     /// Adds a block to the index and to its segment's account.
     pub(super) fn put(&mut self, record: &Record, segment: u32) {
+        self.space.enter(segment);
         if let Some(replaced) = self.index.insert(record, segment) {
+            self.space.leave(replaced.spot.segment);
             self.discount(&replaced);
         }
         self.space.count(segment, record.length_bytes);
     }
 
     /// The block is not served any more. Its record may still be on the disk.
-    pub(super) fn withdraw(&mut self, key: &BlockKey) {
-        if let Some(entry) = self.index.withdraw(key) {
+    pub(super) fn withdraw(&mut self, block: Fingerprint) {
+        if let Some(entry) = self.index.withdraw(block) {
             self.discount(&entry);
         }
     }
 
-    /// No record of the key is on the disk any more, or a later one says that the block was removed.
-    pub(super) fn forget(&mut self, key: &BlockKey) {
-        if let Some(entry) = self.index.remove(key) {
+    /// No record of the block is on the disk any more, or a later one says that it was removed.
+    pub(super) fn forget(&mut self, block: Fingerprint) {
+        if let Some(entry) = self.index.remove(block) {
+            self.space.leave(entry.spot.segment);
             self.discount(&entry);
         }
     }
@@ -479,7 +485,7 @@ impl Disk {
 
     fn discount(&mut self, entry: &Entry) {
         if !entry.is_withdrawn {
-            self.space.discount(entry.segment, entry.length_bytes);
+            self.space.discount(entry.spot.segment, entry.length_bytes);
         }
     }
 
@@ -503,12 +509,13 @@ impl Disk {
             Flight::Payloads { batch, first, end } => self.payloads_ended(batch, first..end, result),
             Flight::Head { batch } => self.head_ended(batch, result),
             Flight::Sync => self.sync_ended(result),
-            Flight::Footer => self.footer_ended(),
+            Flight::Footer => self.footer_ended(result),
             Flight::Erase { segment } => self.erase_ended(segment, result),
             Flight::Trim => self.trim_ended(result),
             Flight::CarryRead { piece } => self.carry_read(piece, result),
             Flight::CarryWrite { piece } => self.carry_written(piece, result),
             Flight::Purges => self.purges_ended(result),
+            Flight::List { reader, segment, life } => self.list_ended(reader, segment, life, result),
             Flight::Probe => self.note_read(result),
             Flight::Opening(_) => unreachable!("opening waits for all its transfers"),
         }
@@ -517,15 +524,4 @@ impl Disk {
 
 fn unix_seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-fn info(entry: Entry) -> BlockInfo {
-    BlockInfo {
-        key: entry.key(),
-        segment: entry.segment,
-        first_page: entry.first_page,
-        length_bytes: entry.length_bytes,
-        checksum: entry.checksum,
-        is_hot: entry.is_hot,
-    }
 }

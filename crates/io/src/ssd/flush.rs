@@ -6,6 +6,7 @@ use forebay_core::ErrorKind;
 use forebay_core::tier::Outcome;
 
 use super::disk::Disk;
+use super::index::{Entry, Spot};
 use super::io::Flight;
 use super::layout::{PAGE, Record, RecordKind};
 use super::log::{Batch, Erase, Item, Stage};
@@ -94,7 +95,7 @@ impl Disk {
 
     /// Completes the batch's operations and makes its blocks visible to lookups.
     fn settle(&mut self, id: u64, error: Option<ErrorKind>) {
-        let Batch { segment, items, .. } = self.log.take(id);
+        let Batch { segment, page, items, .. } = self.log.take(id);
         let is_unreachable = self.space.segment(segment).broken_from.is_some_and(|from| id >= from);
         let error = error.or(is_unreachable.then_some(ErrorKind::Io));
         let (mut kept, mut failure) = (0, None);
@@ -113,7 +114,7 @@ impl Disk {
                 None => {
                     self.log.has_kept = true;
                     kept += usize::from(record.kind == RecordKind::Block);
-                    self.settle_record(&record, segment, moved_from)
+                    self.settle_record(&record, (segment, page), moved_from)
                 }
             };
             if let Some(id) = op {
@@ -126,26 +127,33 @@ impl Disk {
 
     /// Recovery may take the block of a record that failed. So a removal has to find it.
     fn withdraw_doubted(&mut self, record: &Record, segment: u32) {
-        let found = self.index.record(&record.key).map(|entry| (entry.sequence, entry.is_withdrawn));
-        if record.kind != RecordKind::Block || found.is_some_and(|(sequence, _)| sequence > record.sequence) {
+        let found = self.index.record(&record.key);
+        if record.kind != RecordKind::Block || found.is_some_and(|entry| self.is_later(entry, segment, record)) {
             return;
         }
         self.put(record, segment);
-        self.withdraw(&record.key);
-        if found.is_some_and(|(_, is_withdrawn)| !is_withdrawn) {
+        self.withdraw(self.index.hasher().block(&record.key));
+        self.space.segment(segment).doubted.push(*record);
+        if found.is_some_and(|entry| entry.is_served()) {
             self.tell_evicted(record.key);
             self.counters.evicted_blocks += 1;
         }
     }
 
-    fn settle_record(&mut self, record: &Record, segment: u32, moved_from: Option<u64>) -> Outcome {
+    /// Whether the block of this entry was written after that of the record.
+    fn is_later(&self, Entry { spot, .. }: Entry, segment: u32, record: &Record) -> bool {
+        self.space.position(spot.segment, spot.first_page) > self.space.position(segment, record.first_page)
+    }
+
+    fn settle_record(&mut self, record: &Record, (segment, head): (u32, u32), moved_from: Option<Spot>) -> Outcome {
         self.space.segment(segment).whole.push(*record);
-        let found = self.index.record(&record.key);
+        let block = self.index.hasher().block(&record.key);
+        let found = self.index.entry_of(block);
         match record.kind {
             RecordKind::Block => {
                 let is_news = match moved_from {
-                    Some(sequence) => found.is_some_and(|entry| entry.sequence == sequence),
-                    None => found.is_none_or(|entry| entry.sequence < record.sequence),
+                    Some(spot) => found.is_some_and(|entry| entry.spot == spot),
+                    None => found.is_none_or(|entry| !self.is_later(entry, segment, record)),
                 };
                 if is_news {
                     self.put(record, segment);
@@ -154,7 +162,7 @@ impl Disk {
                 let is_void = self.purges.cover(record);
                 let was_withdrawn = found.is_some_and(|entry| entry.is_withdrawn);
                 if is_news && (is_void || moved_from.is_some() && was_withdrawn) {
-                    self.withdraw(&record.key);
+                    self.withdraw(block);
                     if !was_withdrawn {
                         self.tell_evicted(record.key);
                     }
@@ -169,8 +177,9 @@ impl Disk {
                 Outcome::Stored
             }
             RecordKind::Removed => {
-                if found.is_some_and(|entry| entry.sequence < record.sequence) {
-                    self.forget(&record.key);
+                let position = |Spot { segment, first_page }| self.space.position(segment, first_page);
+                if found.is_some_and(|entry| position(entry.spot) < self.space.position(segment, head)) {
+                    self.forget(block);
                 }
                 self.counters.removed_blocks += 1;
                 Outcome::Removed

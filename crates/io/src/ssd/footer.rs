@@ -2,6 +2,8 @@
 //!
 //! It is made some records at a time: all 16,384 of a segment of small blocks would keep the thread for milliseconds.
 
+use forebay_core::ErrorKind;
+
 use super::closing::Closing;
 use super::disk::Disk;
 use super::io::Flight;
@@ -52,11 +54,17 @@ impl Disk {
         self.write(Flight::Footer, Work::Write { at, spans: span.into() });
     }
 
-    /// A failed footer write costs a scan at the next start, nothing else.
-    pub(super) fn footer_ended(&mut self) {
+    /// A failed footer write costs a scan at the next start, and the memory of its records until the segment is
+    /// reclaimed.
+    pub(super) fn footer_ended(&mut self, result: Result<u64, ErrorKind>) {
         let Closing { segment, mut records, .. } = self.log.closing.take().expect("its write was in flight");
         self.space.close(segment);
-        records.clear();
-        self.space.spare = records;
+        if result.is_ok() {
+            self.space.segment(segment).listed = records.len() as u32;
+            records.clear();
+            self.space.spare = records;
+        } else {
+            self.space.segment(segment).whole = records;
+        }
     }
 }

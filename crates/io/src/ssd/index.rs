@@ -1,141 +1,147 @@
-//! The position of each block on one disk. The disk is authoritative and this is a cache of it: 80 bytes per block.
+//! The position of each block on one disk. The disk is authoritative and this is a cache of it: 33 bytes per block.
 //!
-//! Invariants: a key has one entry, that of its latest record. Each entry is in the chain of the segment that holds
-//! it, so that a segment's blocks are found without a search. An entry keeps its place.
+//! A block is known by its fingerprint of 64 bits, and by a proof: a keyed hash of its key, its length and its
+//! checksum. No key is here. What a load has read is the block that was asked for if its checksum, with the asked key,
+//! gives the proof: so neither another block of the same fingerprint nor damaged bytes pass. Which keys a segment
+//! holds, the list in the segment says: `listing` reads it.
 //!
-//! A key whose record recovery might find has an entry, also if the block is not served any more. Otherwise a removal
-//! would find nothing to remove, and the block would come back with the next start.
+//! Invariants: a fingerprint has one entry, that of the latest record. An entry keeps its place. A block whose record
+//! recovery might find has an entry, also if the block is not served any more. Otherwise a removal would find nothing
+//! to remove, and the block would come back with the next start. (Of two blocks with one fingerprint the earlier has
+//! none: after a purge of it, the list of purges says that it is void.)
 //!
 //! The table grows by linear hashing (Litwin, 1980): there are as many buckets as entries, and each insertion splits
 //! one bucket in two, so no insertion moves more than the few entries of one bucket, however many blocks there are.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, RandomState};
 use std::hint::black_box;
 
-use forebay_core::{BlockHash, BlockKey};
+use forebay_core::tiers::TierHasher;
+use forebay_core::{BlockKey, Fingerprint};
 
-use super::layout::{MOST_PAGES, Record, RecordKind};
-use super::names::{Name, Names};
+use super::layout::{MOST_PAGES, Record};
 use super::places::Places;
 
-/// The end of a chain; the name of a place without a block.
+/// The end of a chain.
 const NONE: u32 = u32::MAX;
 
 /// A block on the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Entry {
-    key: BlockKey,
-    pub sequence: u64,
-    pub checksum: u64,
+    pub block: Fingerprint,
+    pub proof: Proof,
     pub length_bytes: u64,
-    pub segment: u32,
-    pub first_page: u32,
+    pub spot: Spot,
     /// Whether it was read since it was written here.
     pub is_hot: bool,
     /// It is not served: its removal has begun, its bytes are wrong or could not be read when the disk was opened, its
     /// store failed after its head was written, or it was evicted and its segment's next header is not flushed.
     pub is_withdrawn: bool,
-    /// Of its record's own checksum.
-    seal: u32,
 }
 
 impl Entry {
-    pub fn key(self) -> BlockKey {
-        self.key
-    }
-
-    pub fn record(&self) -> Record {
-        let Entry { key, sequence, first_page, length_bytes, checksum, .. } = *self;
-        Record { kind: RecordKind::Block, key, sequence, first_page, length_bytes, checksum }
-    }
-
-    /// Whether this is what was said of the block when it was stored: its key, where it lies, its length and checksum.
-    pub fn is_sealed(&self) -> bool {
-        part_of(self.record().seal()) == self.seal
-    }
-
-    pub fn payload_pages(&self) -> u32 {
-        self.record().payload_pages()
+    pub fn is_served(&self) -> bool {
+        !self.is_withdrawn
     }
 }
 
-/// An entry as it is kept. Fields lie as close as they can: so 76 bytes are not 80.
+/// Where a block lies. Of all blocks that the index has, one lies there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Spot {
+    pub segment: u32,
+    pub first_page: u32,
+}
+
+/// A keyed hash of a block's key, length and checksum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Proof(u64);
+
+/// What gives blocks their fingerprints and proofs.
+#[derive(Clone)]
+pub(super) struct Hasher {
+    tier: TierHasher,
+    proofs: RandomState,
+}
+
+impl Hasher {
+    pub fn new(tier: TierHasher) -> Hasher {
+        Hasher { tier, proofs: RandomState::new() }
+    }
+
+    pub fn block(&self, key: &BlockKey) -> Fingerprint {
+        self.tier.hash(key)
+    }
+
+    pub fn proof(&self, key: &BlockKey, length_bytes: u64, checksum: u64) -> Proof {
+        Proof(self.proofs.hash_one((key, length_bytes, checksum)))
+    }
+
+    pub fn proof_of(&self, record: &Record) -> Proof {
+        self.proof(&record.key, record.length_bytes, record.checksum)
+    }
+}
+
+/// An entry as it is kept, without a byte between its fields.
 #[derive(Clone, Copy)]
-#[repr(C, packed(4))]
+#[repr(C, packed)]
 struct Packed {
-    /// In its bucket. Next to the hash: a search for a key reads both, and nothing else of other keys' entries.
+    /// In its bucket. Next to the fingerprint: a search reads both, and nothing else of other blocks' entries.
     below: u32,
-    hash: [u8; BlockHash::MAX_LEN],
-    sequence: u64,
-    checksum: u64,
-    /// `NONE` in a place without a block.
-    name: u32,
-    /// The block's first page, counted from the first segment; the lower bits.
-    page: u32,
-    /// The upper bits of that, and above them a part of the seal.
-    page_and_seal: u32,
-    /// The block's length, and above it the flags.
+    block: u64,
+    proof: u64,
+    /// The block's length, and above it the flags. 0 in a place without a block.
     length_and_flags: u32,
-    /// In the chain of its segment.
-    next: u32,
-    previous: u32,
+    /// The block's first page, counted from the first segment; the lower bits, and the upper ones.
+    page: u32,
+    page_above: u8,
 }
 
 /// What the index takes for a block: its entry, and a bucket.
 pub const MEMORY_BYTES_PER_BLOCK: u64 = (size_of::<Packed>() + size_of::<u32>()) as u64;
 
-const SEAL_AT: u32 = MOST_PAGES.ilog2() - 32;
 const IS_HOT: u32 = 1 << 30;
 const IS_WITHDRAWN: u32 = 1 << 31;
 const LENGTH: u32 = IS_HOT - 1;
 
 impl Packed {
+    fn is_vacant(&self) -> bool {
+        self.length_and_flags & LENGTH == 0
+    }
+
     fn is_withdrawn(&self) -> bool {
         self.length_and_flags & IS_WITHDRAWN != 0
     }
 
     fn page(&self) -> u64 {
-        u64::from(self.page_and_seal & ((1 << SEAL_AT) - 1)) << 32 | u64::from(self.page)
+        u64::from(self.page_above) << 32 | u64::from(self.page)
     }
 }
 
 /// As many as [`Index::warm`] looks at. A core waits for some ten to twenty reads at once.
 pub(super) const WARM_AT_ONCE: usize = 32;
 
-/// As many bits as there is space for.
-fn part_of(seal: u64) -> u32 {
-    (seal >> (32 + SEAL_AT)) as u32
-}
-
 /// See the module documentation.
-pub(super) struct Index<S = RandomState> {
+pub(super) struct Index {
     /// The first entry of each bucket; the others follow by `below`.
     buckets: Places<u32>,
-    hasher: S,
+    hasher: Hasher,
     entries: Places<Packed>,
-    names: Names,
     /// Pages of a segment, as a power of two.
     page_bits: u32,
     /// Places with an entry.
     filled: u32,
-    /// The first place without a block; the others follow by `next`.
+    /// The first place without a block; the others follow by `below`.
     free: u32,
     /// Those that are served.
     blocks: usize,
-    /// By segment: its entries that are served, and the others.
-    chains: [Vec<u32>; 2],
+    /// Entries that were looked at to make buckets, for the tests.
+    #[cfg(test)]
+    moved: u64,
 }
 
 impl Index {
     /// Of a disk with so many segments of so many pages, a power of two.
-    pub fn new(segments: u32, pages: u32) -> Index {
-        Index::with_hasher(segments, pages, RandomState::new())
-    }
-}
-
-impl<S: BuildHasher> Index<S> {
-    fn with_hasher(segments: u32, pages: u32, hasher: S) -> Index<S> {
+    pub fn new(segments: u32, pages: u32, hasher: Hasher) -> Index {
         assert!(
             pages.is_power_of_two() && u64::from(segments) * u64::from(pages) <= MOST_PAGES,
             "no such disk is opened"
@@ -144,13 +150,17 @@ impl<S: BuildHasher> Index<S> {
             buckets: Places::new(),
             hasher,
             entries: Places::new(),
-            names: Names::new(),
             page_bits: pages.ilog2(),
             filled: 0,
             free: NONE,
             blocks: 0,
-            chains: [0, 1].map(|_| vec![NONE; segments as usize]),
+            #[cfg(test)]
+            moved: 0,
         }
+    }
+
+    pub fn hasher(&self) -> &Hasher {
+        &self.hasher
     }
 
     pub fn len(&self) -> usize {
@@ -168,108 +178,94 @@ impl<S: BuildHasher> Index<S> {
         (self.buckets.len() as usize..blocks).for_each(|_| _ = self.buckets.push(NONE));
     }
 
-    /// Reads what the calls that take these hashes of keys will read first. In a large index that is three reads from
-    /// memory for each key, each of which needs the one before. Those of several keys overlap.
-    pub fn warm(&self, keys: impl Iterator<Item = u64>) {
-        let mut hashes = [0; WARM_AT_ONCE];
-        hashes.iter_mut().zip(keys).for_each(|(hash, key)| *hash = key);
+    /// Reads what the calls that take these blocks will read first. In a large index that is three reads from memory
+    /// for each, each of which needs the one before. Those of several blocks overlap.
+    pub fn warm(&self, blocks: impl Iterator<Item = Fingerprint>) {
+        let mut warmed = [Fingerprint(0); WARM_AT_ONCE];
+        warmed.iter_mut().zip(blocks).for_each(|(warmed, block)| *warmed = block);
         if self.buckets.len() > 0 {
-            let firsts = hashes.map(|hash| self.buckets[self.bucket_of(hash)]);
-            let seconds = firsts.map(|first| if first == NONE { NONE } else { self.warm_entry(first) });
-            black_box(seconds.map(|second| if second == NONE { NONE } else { self.warm_entry(second) }));
+            let below = |place: u32| if place == NONE { NONE } else { self.entries[place].below };
+            let firsts = warmed.map(|block| self.buckets[self.bucket_of(block)]);
+            black_box(firsts.map(below).map(below));
         }
-    }
-
-    /// What a search reads of an entry, which may lie in two lines of the cache. The entry below it.
-    fn warm_entry(&self, place: u32) -> u32 {
-        let packed = &self.entries[place];
-        black_box(packed.hash[BlockHash::MAX_LEN - 1]);
-        packed.below
-    }
-
-    pub fn hash(&self, key: &BlockKey) -> u64 {
-        self.hasher.hash_one(key)
-    }
-
-    /// The same, for another thread.
-    pub fn hashing(&self) -> impl Fn(&BlockKey) -> u64 + Clone + Send + 'static
-    where
-        S: Clone + Send + 'static,
-    {
-        let hasher = self.hasher.clone();
-        move |key| hasher.hash_one(key)
     }
 
     /// The block of that key, if it is served.
     pub fn get(&self, key: &BlockKey) -> Option<Entry> {
-        self.record(key).filter(|entry| !entry.is_withdrawn)
+        self.entry_of(self.hasher.block(key)).filter(Entry::is_served)
     }
 
     /// The entry of that key, also if the block is not served.
     pub fn record(&self, key: &BlockKey) -> Option<Entry> {
-        self.record_hashed(key, self.hash(key))
+        self.entry_of(self.hasher.block(key))
     }
 
-    /// The same, with the key's hash.
-    pub fn record_hashed(&self, key: &BlockKey, hash: u64) -> Option<Entry> {
-        self.find_hashed(key, hash).map(|place| self.entry(place, *key))
+    /// The entry of that fingerprint, also if the block is not served.
+    pub fn entry_of(&self, block: Fingerprint) -> Option<Entry> {
+        self.find(block).map(|place| self.entry(place))
     }
 
     /// Records that the block was read; true the first time.
-    pub fn touch(&mut self, key: &BlockKey) -> bool {
-        let Some(place) = self.find(key) else { return false };
-        let flags = &mut self.entries[place].length_and_flags;
-        let is_first = *flags & (IS_HOT | IS_WITHDRAWN) == 0;
-        *flags |= if is_first { IS_HOT } else { 0 };
+    pub fn touch(&mut self, block: Fingerprint) -> bool {
+        let Some(place) = self.find(block) else { return false };
+        let packed = &mut self.entries[place];
+        let is_first = packed.length_and_flags & (IS_HOT | IS_WITHDRAWN) == 0;
+        packed.length_and_flags |= if is_first { IS_HOT } else { 0 };
         is_first
     }
 
     /// From now on the block is not served. Returns its entry if it was served until now.
-    pub fn withdraw(&mut self, key: &BlockKey) -> Option<Entry> {
-        let place = self.find(key).filter(|place| !self.entries[*place].is_withdrawn())?;
-        let entry = self.entry(place, *key);
-        self.unlink(place);
+    pub fn withdraw(&mut self, block: Fingerprint) -> Option<Entry> {
+        let place = self.find(block).filter(|place| !self.entries[*place].is_withdrawn())?;
+        let entry = self.entry(place);
         self.entries[place].length_and_flags |= IS_WITHDRAWN;
-        self.link(place);
         self.blocks -= 1;
         Some(entry)
     }
 
-    /// Stores the entry of `record` and returns the key's old one.
+    /// Stores the entry of `record`, and returns the old one of the same block.
     pub fn insert(&mut self, record: &Record, segment: u32) -> Option<Entry> {
-        let hash = self.hash(&record.key);
-        let replaced = self.remove_hashed(&record.key, hash);
-        self.add_hashed(record, record.seal(), segment, hash);
+        let (block, proof) = (self.hasher.block(&record.key), self.hasher.proof_of(record));
+        let replaced = self.remove(block);
+        self.add(record, segment, block, proof);
         replaced
     }
 
-    /// Stores the entry of `record`, whose key has none, with the record's seal and the key's hash.
-    pub fn add_hashed(&mut self, record: &Record, seal: u64, segment: u32, hash: u64) {
-        let packed = self.packed(record, seal, segment);
+    /// Stores the entry of `record`, whose block has none.
+    pub fn add(&mut self, record: &Record, segment: u32, block: Fingerprint, Proof(proof): Proof) {
+        let page = u64::from(segment) << self.page_bits | u64::from(record.first_page);
+        let length = 1..=u64::from(LENGTH);
+        assert!(
+            record.first_page >> self.page_bits == 0 && length.contains(&record.length_bytes),
+            "it has bytes, and fits a segment"
+        );
+        let packed = Packed {
+            below: NONE,
+            block: block.0,
+            proof,
+            length_and_flags: record.length_bytes as u32,
+            page: page as u32,
+            page_above: (page >> 32) as u8,
+        };
         let place = match self.free {
             NONE => self.entries.push(packed),
             free => {
-                self.free = self.entries[free].next;
+                self.free = self.entries[free].below;
                 self.entries[free] = packed;
                 free
             }
         };
-        self.link(place);
         (self.blocks, self.filled) = (self.blocks + 1, self.filled + 1);
         if self.filled > self.buckets.len() {
             self.split();
         }
-        self.push_down(self.bucket_of(hash), place);
+        self.push_down(self.bucket_of(block), place);
     }
 
-    pub fn remove(&mut self, key: &BlockKey) -> Option<Entry> {
-        self.remove_hashed(key, self.hash(key))
-    }
-
-    fn remove_hashed(&mut self, key: &BlockKey, hash: u64) -> Option<Entry> {
-        let place = self.find_hashed(key, hash)?;
+    pub fn remove(&mut self, block: Fingerprint) -> Option<Entry> {
+        let place = self.find(block)?;
         let below = self.entries[place].below;
-        let bucket = self.bucket_of(hash);
+        let bucket = self.bucket_of(block);
         if self.buckets[bucket] == place {
             self.buckets[bucket] = below;
         } else {
@@ -279,125 +275,47 @@ impl<S: BuildHasher> Index<S> {
             }
             self.entries[above].below = below;
         }
-        let entry = self.entry(place, *key);
-        self.unlink(place);
-        self.names.put_back(self.entries[place].name);
+        let entry = self.entry(place);
         let vacant = &mut self.entries[place];
-        (vacant.name, vacant.next) = (NONE, self.free);
+        (vacant.length_and_flags, vacant.below) = (0, self.free);
         self.free = place;
         self.filled -= 1;
-        self.blocks -= usize::from(!entry.is_withdrawn);
+        self.blocks -= usize::from(entry.is_served());
         Some(entry)
     }
 
     /// The entries in `places` places from `from` on, in no order, and where to go on; `None` behind the last place. A
-    /// key keeps its place until it is removed, also when its block is written anew.
+    /// block keeps its place until it is removed, also when it is written anew.
     pub fn piece(&self, from: u32, places: u32) -> (impl Iterator<Item = Entry>, Option<u32>) {
         let end = from.saturating_add(places).min(self.entries.len());
-        let filled = (from..end).filter(|place| self.entries[*place].name != NONE);
-        (filled.map(|place| self.entry(place, self.key(place))), (end < self.entries.len()).then_some(end))
+        let filled = (from..end).filter(|place| !self.entries[*place].is_vacant());
+        (filled.map(|place| self.entry(place)), (end < self.entries.len()).then_some(end))
     }
 
-    /// The blocks of a segment that are served, the latest first.
-    pub fn of_segment(&self, segment: u32) -> impl Iterator<Item = Entry> {
-        self.chain(self.chains[0][segment as usize])
-    }
-
-    /// The other entries of a segment, the latest withdrawn first.
-    pub fn withdrawn_of_segment(&self, segment: u32) -> impl Iterator<Item = Entry> {
-        self.chain(self.chains[1][segment as usize])
-    }
-
-    fn chain(&self, first: u32) -> impl Iterator<Item = Entry> {
-        let place = |place: u32| (place != NONE).then_some(place);
-        std::iter::successors(place(first), move |previous| place(self.entries[*previous].next))
-            .map(|place| self.entry(place, self.key(place)))
-    }
-
-    fn packed(&mut self, record: &Record, seal: u64, segment: u32) -> Packed {
-        let (hash, name) = Name::of(&record.key);
-        let page = u64::from(segment) << self.page_bits | u64::from(record.first_page);
-        assert!(
-            record.first_page >> self.page_bits == 0 && record.length_bytes <= u64::from(LENGTH),
-            "it fits a segment"
-        );
-        Packed {
-            below: NONE,
-            hash,
-            sequence: record.sequence,
-            checksum: record.checksum,
-            name: self.names.take(name),
-            page: page as u32,
-            page_and_seal: (page >> 32) as u32 | part_of(seal) << SEAL_AT,
-            length_and_flags: record.length_bytes as u32,
-            next: NONE,
-            previous: NONE,
-        }
-    }
-
-    fn key(&self, place: u32) -> BlockKey {
-        let packed = &self.entries[place];
-        self.names[packed.name].key(&packed.hash)
-    }
-
-    /// The entry of a key that was found there.
-    fn entry(&self, place: u32, key: BlockKey) -> Entry {
-        let packed = &self.entries[place];
+    fn entry(&self, place: u32) -> Entry {
+        let packed = self.entries[place];
         let (page, flags) = (packed.page(), packed.length_and_flags);
         Entry {
-            key,
-            sequence: packed.sequence,
-            checksum: packed.checksum,
+            block: Fingerprint(packed.block),
+            proof: Proof(packed.proof),
             length_bytes: u64::from(flags & LENGTH),
-            segment: (page >> self.page_bits) as u32,
-            first_page: (page & ((1 << self.page_bits) - 1)) as u32,
+            spot: Spot {
+                segment: (page >> self.page_bits) as u32,
+                first_page: (page & ((1 << self.page_bits) - 1)) as u32,
+            },
             is_hot: flags & IS_HOT != 0,
             is_withdrawn: packed.is_withdrawn(),
-            seal: packed.page_and_seal >> SEAL_AT,
         }
     }
 
-    /// The first of the chain that the entry belongs to.
-    fn first_of_chain(&mut self, place: u32) -> &mut u32 {
-        let packed = &self.entries[place];
-        let segment = (packed.page() >> self.page_bits) as usize;
-        &mut self.chains[usize::from(packed.is_withdrawn())][segment]
-    }
-
-    /// Puts the entry first in its chain.
-    fn link(&mut self, place: u32) {
-        let next = std::mem::replace(self.first_of_chain(place), place);
-        (self.entries[place].next, self.entries[place].previous) = (next, NONE);
-        if next != NONE {
-            self.entries[next].previous = place;
-        }
-    }
-
-    /// Takes the entry out of its chain.
-    fn unlink(&mut self, place: u32) {
-        let Packed { next, previous, .. } = self.entries[place];
-        match previous {
-            NONE => *self.first_of_chain(place) = next,
-            previous => self.entries[previous].next = next,
-        }
-        if next != NONE {
-            self.entries[next].previous = previous;
-        }
-    }
-
-    fn find(&self, key: &BlockKey) -> Option<u32> {
-        self.find_hashed(key, self.hash(key))
-    }
-
-    fn find_hashed(&self, key: &BlockKey, hash: u64) -> Option<u32> {
+    fn find(&self, block: Fingerprint) -> Option<u32> {
         if self.filled == 0 {
             return None;
         }
-        let (bytes, name) = Name::of(key);
-        let mut place = self.buckets[self.bucket_of(hash)];
+        let mut place = self.buckets[self.bucket_of(block)];
         while place != NONE {
             let packed = &self.entries[place];
-            if packed.hash == bytes && self.names[packed.name] == name {
+            if packed.block == block.0 {
                 return Some(place);
             }
             place = packed.below;
@@ -405,15 +323,11 @@ impl<S: BuildHasher> Index<S> {
         None
     }
 
-    fn hash_of(&self, place: u32) -> u64 {
-        self.hash(&self.key(place))
-    }
-
-    /// By as many low bits of the hash as number all buckets. A bucket that is not split yet has the entries of the
+    /// By as many bits of the fingerprint as number all buckets. A bucket that is not split yet has the entries of the
     /// bucket that does not exist yet.
-    fn bucket_of(&self, hash: u64) -> u32 {
+    fn bucket_of(&self, block: Fingerprint) -> u32 {
         let (buckets, half) = (u64::from(self.buckets.len()), 1 << self.buckets.len().ilog2());
-        let bucket = hash & (2 * half - 1);
+        let bucket = block.0 & (2 * half - 1);
         (if bucket < buckets { bucket } else { bucket - half }) as u32
     }
 
@@ -424,9 +338,11 @@ impl<S: BuildHasher> Index<S> {
         let old = new - (1 << bit);
         let mut place = std::mem::replace(&mut self.buckets[old], NONE);
         while place != NONE {
-            let next = self.entries[place].below;
-            self.push_down(self.bucket_of(self.hash_of(place)), place);
-            place = next;
+            let Packed { below, block, .. } = self.entries[place];
+            self.push_down(self.bucket_of(Fingerprint(block)), place);
+            #[cfg(test)]
+            (self.moved += 1);
+            place = below;
         }
     }
 
@@ -438,15 +354,19 @@ impl<S: BuildHasher> Index<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
     use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-    use forebay_core::NamespaceId;
+    use forebay_core::{BlockHash, NamespaceId};
     use proptest::prelude::*;
 
+    use super::super::layout::RecordKind;
     use super::*;
 
     const PAGES: u32 = 1 << 18;
+
+    fn hasher() -> Hasher {
+        Hasher::new(TierHasher::new(0x5eed))
+    }
 
     fn key(number: u64) -> BlockKey {
         // The same hash under several names, one of them as it would be with zeros behind it.
@@ -455,125 +375,84 @@ mod tests {
         BlockKey { namespace, group: (number % 4 == 3) as u16, hash: BlockHash::new(&bytes[..len]).unwrap() }
     }
 
-    fn record(number: u64, sequence: u64) -> Record {
-        let (kind, first_page) = (RecordKind::Block, number as u32 % PAGES);
-        Record { kind, key: key(number), sequence, first_page, length_bytes: 4096, checksum: number }
+    fn record(number: u64, first_page: u64) -> Record {
+        let (kind, first_page) = (RecordKind::Block, first_page as u32 % PAGES);
+        Record { kind, key: key(number), sequence: 0, first_page, length_bytes: 4096, checksum: number }
     }
 
-    fn listed<S: BuildHasher>(index: &Index<S>, places: u32) -> Vec<BlockKey> {
+    fn listed(index: &Index, places: u32) -> Vec<Fingerprint> {
         let (mut at, mut all) = (Some(0), Vec::new());
         while let Some(from) = at {
             let (entries, next) = index.piece(from, places);
-            all.extend(entries.map(Entry::key));
+            all.extend(entries.map(|entry| entry.block));
             at = next;
         }
         all
     }
 
-    /// Has so many hashes for all keys.
-    struct Few(u64);
-
-    struct FewOf(u64, std::hash::DefaultHasher);
-
-    impl BuildHasher for Few {
-        type Hasher = FewOf;
-
-        fn build_hasher(&self) -> FewOf {
-            FewOf(self.0, std::hash::DefaultHasher::new())
-        }
-    }
-
-    impl std::hash::Hasher for FewOf {
-        fn finish(&self) -> u64 {
-            self.1.finish() % self.0
-        }
-
-        fn write(&mut self, bytes: &[u8]) {
-            self.1.write(bytes);
-        }
+    /// So that some are in one bucket, whatever their number.
+    fn crowded(number: u64) -> Fingerprint {
+        Fingerprint((number << 40) | (number % 3))
     }
 
     proptest! {
-        /// Against a map: the entry of each key, whether it is served, those of each segment, and all piece by piece.
+        /// Against a map: the entry of each block, whether it is served, and all piece by piece.
         #[test]
-        fn it_has_the_latest_record_of_each_key(
-            hashes in 1u64..5,
+        fn it_has_the_latest_record_of_each_block(
             ops in proptest::collection::vec((0u8..5, 0u64..60, 0u32..4), 1..400),
         ) {
-            let (mut index, mut model) = (Index::with_hasher(4, PAGES, Few(hashes)), BTreeMap::new());
+            let (mut index, mut model) = (Index::new(4, PAGES, hasher()), BTreeMap::new());
             for (at, (op, number, segment)) in ops.into_iter().enumerate() {
-                let sequence = at as u64;
-                let seen = |entry: Entry| (entry.sequence, entry.segment, !entry.is_withdrawn);
+                let block = crowded(number);
+                let seen = |entry: Entry| {
+                    prop_assert_eq!((entry.block.0 >> 40, entry.length_bytes), (entry.block.0 >> 40, 4096));
+                    Ok((entry.spot.first_page as usize, entry.spot.segment, !entry.is_withdrawn))
+                };
                 if op == 0 {
-                    prop_assert_eq!(index.remove(&key(number)).map(seen), model.remove(&number));
+                    prop_assert_eq!(index.remove(block).map(seen).transpose()?, model.remove(&number));
                 } else if op == 1 {
                     let was_served = model.get_mut(&number).filter(|(.., is_served)| *is_served);
                     let expected = was_served.as_deref().copied();
                     was_served.into_iter().for_each(|(.., is_served)| *is_served = false);
-                    prop_assert_eq!(index.withdraw(&key(number)).map(seen), expected);
+                    prop_assert_eq!(index.withdraw(block).map(seen).transpose()?, expected);
                 } else {
-                    let replaced = index.insert(&record(number, sequence), segment);
-                    prop_assert_eq!(replaced.map(seen), model.insert(number, (sequence, segment, true)));
+                    let (record, proof) = (record(number, at as u64), hasher().proof_of(&record(number, 0)));
+                    let replaced = index.remove(block);
+                    index.add(&record, segment, block, proof);
+                    prop_assert_eq!(index.entry_of(block).map(|entry| entry.proof), Some(proof));
+                    prop_assert_eq!(replaced.map(seen).transpose()?, model.insert(number, (at, segment, true)));
                 }
                 prop_assert_eq!(index.len(), model.values().filter(|(.., is_served)| *is_served).count());
                 for number in 0..60 {
-                    let entry = model.get(&number).copied();
-                    prop_assert_eq!(index.record(&key(number)).map(seen), entry);
-                    prop_assert_eq!(index.get(&key(number)).map(seen), entry.filter(|(.., is_served)| *is_served));
-                }
-                for segment in 0..4 {
-                    let chain: Vec<u64> = index.of_segment(segment).map(|entry| entry.sequence).collect();
-                    prop_assert!(chain.is_sorted_by(|one, next| one > next), "the latest first: {:?}", chain);
-                    let withdrawn: Vec<u64> = index.withdrawn_of_segment(segment).map(|entry| entry.sequence).collect();
-                    for (is_served, chain) in [(true, chain), (false, withdrawn)] {
-                        let theirs = model.values().filter(|(_, of, served)| (*of, *served) == (segment, is_served));
-                        let theirs: BTreeSet<u64> = theirs.map(|(sequence, ..)| *sequence).collect();
-                        prop_assert_eq!(chain.len(), theirs.len());
-                        prop_assert_eq!(chain.into_iter().collect::<BTreeSet<_>>(), theirs);
-                    }
+                    let entry = index.entry_of(crowded(number)).map(seen).transpose()?;
+                    prop_assert_eq!(entry, model.get(&number).copied());
                 }
             }
-            let all: BTreeSet<BlockKey> = model.keys().map(|number| key(*number)).collect();
+            let all: BTreeSet<u64> = model.keys().map(|number| crowded(*number).0).collect();
             for places in [1, 7, 1000] {
                 let listed = listed(&index, places);
                 prop_assert_eq!(listed.len(), all.len(), "each once");
-                prop_assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), all.clone());
+                prop_assert_eq!(listed.into_iter().map(|block| block.0).collect::<BTreeSet<_>>(), all.clone());
             }
         }
     }
 
-    /// Says how many keys were hashed.
-    #[derive(Default)]
-    struct Counting(RandomState, Cell<u64>);
-
-    impl BuildHasher for Counting {
-        type Hasher = std::hash::DefaultHasher;
-
-        fn build_hasher(&self) -> Self::Hasher {
-            self.1.set(self.1.get() + 1);
-            self.0.build_hasher()
-        }
-    }
-
-    /// Each key that is moved is hashed. Sixteen thousand tables that double, each by itself, hash 28 at a time by
-    /// then.
+    /// Sixteen thousand tables that double, each by itself, move 28 at a time by then.
     #[test]
-    fn an_insertion_moves_a_few_keys_however_many_there_are() {
-        let mut index = Index::with_hasher(1, PAGES, Counting::default());
-        let mut most = 0;
+    fn an_insertion_moves_a_few_blocks_however_many_there_are() {
+        let (mut index, mut most) = (Index::new(1, PAGES, hasher()), 0);
         for number in 0..500_000 {
-            let before = index.hasher.1.get();
+            let before = index.moved;
             index.insert(&record(number, number), 0);
-            most = most.max(index.hasher.1.get() - before);
+            most = most.max(index.moved - before);
         }
-        assert!(most <= 20, "one insertion hashed {most} keys");
-        let all = index.hasher.1.get();
-        assert!(all < 4 * 500_000, "{all} keys were hashed for 500,000 insertions");
+        assert!(most <= 20, "one insertion moved {most} blocks");
+        assert!(index.moved < 2 * 500_000, "{} blocks were moved for 500,000 insertions", index.moved);
         let longest = (0..index.buckets.len()).map(|bucket| chain_length(&index, bucket)).max();
-        assert!(longest <= Some(20), "a bucket of {longest:?} keys");
+        assert!(longest <= Some(20), "a bucket of {longest:?} blocks");
     }
 
-    fn chain_length<S>(index: &Index<S>, bucket: u32) -> usize {
+    fn chain_length(index: &Index, bucket: u32) -> usize {
         let entry = |place: u32| (place != NONE).then(|| index.entries[place].below);
         std::iter::successors(entry(index.buckets[bucket]), |below| entry(*below)).count()
     }
@@ -582,17 +461,18 @@ mod tests {
     #[test]
     fn it_equals_a_map_at_every_size() {
         for reserved in [0, 1, 1000] {
-            let (mut index, mut model) = (Index::new(1, PAGES), HashMap::new());
+            let (mut index, mut model) = (Index::new(1, PAGES, hasher()), HashMap::new());
             index.reserve(reserved);
             for number in 0..5000 {
                 index.insert(&record(number, number), 0);
-                model.insert(number, number);
+                model.insert(number, number as u32);
                 if number % 3 == 0 {
                     let gone = number / 2;
-                    assert_eq!(index.remove(&key(gone)).map(|entry| entry.sequence), model.remove(&gone));
+                    let removed = index.remove(hasher().block(&key(gone)));
+                    assert_eq!(removed.map(|entry| entry.spot.first_page), model.remove(&gone));
                 }
                 if number.is_power_of_two() || number == 4999 {
-                    let found = |number: u64| index.get(&key(number)).map(|entry| entry.sequence);
+                    let found = |number: u64| index.get(&key(number)).map(|entry| entry.spot.first_page);
                     (0..5000).for_each(|number| assert_eq!(found(number), model.get(&number).copied(), "{number}"));
                 }
             }
@@ -601,17 +481,38 @@ mod tests {
     }
 
     #[test]
-    fn a_block_takes_80_bytes() {
-        assert_eq!(MEMORY_BYTES_PER_BLOCK, 80);
+    fn a_block_takes_33_bytes() {
+        assert_eq!(MEMORY_BYTES_PER_BLOCK, 33);
     }
 
     #[test]
     fn a_block_that_is_written_anew_keeps_its_place() {
-        let mut index = Index::new(4, PAGES);
+        let mut index = Index::new(4, PAGES, hasher());
         (0..10).for_each(|number| _ = index.insert(&record(number, number), 0));
-        index.remove(&key(2));
+        index.remove(hasher().block(&key(2)));
         index.insert(&record(7, 100), 1);
         let (entries, _) = index.piece(7, 1);
-        assert_eq!(entries.map(|entry| entry.sequence).collect::<Vec<_>>(), [100]);
+        let spots: Vec<Spot> = entries.map(|entry| entry.spot).collect();
+        assert_eq!(spots, [Spot { segment: 1, first_page: 100 }]);
+    }
+
+    /// Every part of a block's name counts, and its length and its checksum.
+    #[test]
+    fn a_proof_is_of_one_key_one_length_and_one_checksum() {
+        let hasher = hasher();
+        let hash = |bytes: &[u8]| BlockHash::new(bytes).unwrap();
+        let key = BlockKey { namespace: NamespaceId(1), group: 2, hash: hash(&[3; 31]) };
+        let of = |key: BlockKey, length_bytes, checksum| hasher.proof(&key, length_bytes, checksum);
+        let own = of(key, 4096, 5);
+        assert_eq!(of(key, 4096, 5), own);
+        let others = [
+            of(BlockKey { namespace: NamespaceId(1 << 100 | 1), ..key }, 4096, 5),
+            of(BlockKey { group: 3, ..key }, 4096, 5),
+            of(BlockKey { hash: hash(&[3; 32]), ..key }, 4096, 5),
+            of(BlockKey { hash: hash(&[3; 30]), ..key }, 4096, 5),
+            of(key, 4097, 5),
+            of(key, 4096, 6),
+        ];
+        assert!(others.iter().all(|other| *other != own), "{others:?}");
     }
 }

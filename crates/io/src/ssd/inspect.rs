@@ -7,7 +7,7 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use rustix::fs::OFlags;
@@ -15,6 +15,8 @@ use rustix::fs::OFlags;
 use super::config::SsdConfig;
 use super::device::{Content, DAEMON_BYTE, check_content};
 use super::disk::Disk;
+use super::io::RETRY_INTERVAL;
+use super::lists::{Reader, Step, Walk};
 use super::recover::{self, Medium, Mode};
 use super::report::{BlockInfo, DiskReport, SegmentReport};
 use super::staging::{STAGING_BYTES, no_memory};
@@ -24,6 +26,8 @@ use crate::uring::{Memory, Region, Threads, Waker, is_locked};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Limit on the damaged keys that are named; all are counted.
 const NAMED_KEYS: usize = 1024;
+/// An inspection waits for one list so many times: it is read, and a probe of the disk, three times.
+const MOST_WAITS: u32 = 12;
 const NAME_A_DISK: &str = "name a file or device of `tier.ssd.disks` that a daemon has used";
 /// An audit reads one block at a time, in a few pieces.
 const DEPTH: u32 = 4;
@@ -106,15 +110,22 @@ impl Inspection {
         self.disk.segments()
     }
 
-    /// All blocks, the oldest first.
-    pub fn blocks(&self) -> impl Iterator<Item = BlockInfo> {
-        self.disk.blocks()
+    /// All blocks, the oldest first. Reads the lists of the segments once more, one at a time; an error if the disk
+    /// does not answer. The blocks of a segment whose list cannot be read any more are left out.
+    pub fn blocks(&mut self) -> impl Iterator<Item = Result<BlockInfo>> {
+        Blocks {
+            walk: Some(Walk::new(Reader::Purge)),
+            waits: 0,
+            life: 0,
+            disk: &mut self.disk,
+            some: Vec::new().into_iter(),
+        }
     }
 
     /// Reads every block and compares checksums. Takes as long as reading the whole disk.
     pub fn audit(&mut self) -> Result<Audit> {
         let mut audit = Audit::default();
-        let blocks: Vec<BlockInfo> = self.blocks().collect();
+        let blocks = self.blocks().collect::<Result<Vec<BlockInfo>>>()?;
         for block in blocks {
             let at = block.offset_bytes(&self.disk.geometry);
             audit.blocks += 1;
@@ -127,6 +138,67 @@ impl Inspection {
             }
         }
         Ok(audit)
+    }
+}
+
+/// A walk that waits for the disk.
+struct Blocks<'a> {
+    disk: &'a mut Disk,
+    walk: Option<Walk>,
+    /// Times that the walk has waited for one list, of the segment of this life.
+    waits: u32,
+    life: u64,
+    some: std::vec::IntoIter<BlockInfo>,
+}
+
+impl Blocks<'_> {
+    /// Waits for the list that is being read. One that could not be read is tried again at once.
+    fn wait(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        while self.disk.io.in_flight() > 0 {
+            self.disk.io.engine.wait(Duration::from_millis(100));
+            self.disk.hear();
+            if begun.elapsed() > PATIENCE {
+                return Err(Error::new(ErrorKind::Timeout, "a disk did not answer while it was inspected"));
+            }
+        }
+        self.disk.now += RETRY_INTERVAL;
+        self.disk.go_on_giving_up();
+        self.waits += 1;
+        // A list that alone cannot be read is given up before that.
+        let is_unreadable = self.waits > MOST_WAITS;
+        if is_unreadable { Err(Error::new(ErrorKind::Io, "a disk can be read no more")) } else { Ok(()) }
+    }
+}
+
+impl Iterator for Blocks<'_> {
+    type Item = Result<BlockInfo>;
+
+    fn next(&mut self) -> Option<Result<BlockInfo>> {
+        loop {
+            if let Some(block) = self.some.next() {
+                return Some(Ok(block));
+            }
+            let mut walk = self.walk.take()?;
+            match self.disk.walk_on(&mut walk, u32::MAX, |_| true) {
+                Step::Blocks(segment, blocks) => {
+                    self.waits = 0;
+                    let served = blocks.into_iter().filter(|(_, entry)| entry.is_served());
+                    let infos = served.map(|(record, entry)| BlockInfo::new(&record, &entry, segment));
+                    self.some = infos.collect::<Vec<_>>().into_iter();
+                }
+                Step::Waits => {
+                    if walk.life != self.life {
+                        (self.life, self.waits) = (walk.life, 0);
+                    }
+                    if let Err(error) = self.wait() {
+                        return Some(Err(error));
+                    }
+                }
+                Step::End => return None,
+            }
+            self.walk = Some(walk);
+        }
     }
 }
 

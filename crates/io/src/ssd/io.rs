@@ -10,7 +10,9 @@ use forebay_core::tier::{OpId, Operation};
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 
+use super::index::{Proof, Spot};
 use super::layout::PAGE;
+use super::lists::Reader;
 use crate::uring::{Done, Engine, Request, Work};
 
 /// Attempts without progress before a transfer counts as failed.
@@ -23,10 +25,9 @@ pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) enum Flight {
     Load {
         op: Operation,
-        segment: u32,
-        sequence: u64,
+        spot: Spot,
         length_bytes: u64,
-        checksum: u64,
+        proof: Proof,
     },
     /// The payloads of a run of a batch's items.
     Payloads {
@@ -50,6 +51,12 @@ pub(super) enum Flight {
     },
     CarryWrite {
         piece: usize,
+    },
+    /// The list of a segment in this life.
+    List {
+        reader: Reader,
+        segment: u32,
+        life: u64,
     },
     /// A test transfer on a sick disk.
     Probe,

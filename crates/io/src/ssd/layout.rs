@@ -275,13 +275,7 @@ impl Record {
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Record> {
-        Record::decode_sealed(bytes).map(|(record, _)| record)
-    }
-
-    /// The record, and its seal.
-    pub fn decode_sealed(bytes: &[u8]) -> Option<(Record, u64)> {
-        let seal = u64_at(bytes, 88);
-        if seal != record_seal(bytes) || u64_at(bytes, 80) != 0 || u64_at(bytes, 0) >= MOST {
+        if u64_at(bytes, 88) != record_seal(bytes) || u64_at(bytes, 80) != 0 || u64_at(bytes, 0) >= MOST {
             return None;
         }
         let kind = match bytes[27] {
@@ -293,21 +287,14 @@ impl Record {
         let hash = BlockHash::new(bytes[32..64].get(..bytes[26] as usize)?).ok()?;
         let namespace = NamespaceId(u128_at(bytes, 8));
         let group = u16::from_le_bytes(bytes[24..26].try_into().unwrap());
-        let record = Record {
+        Some(Record {
             kind,
             key: BlockKey { namespace, group, hash },
             sequence: u64_at(bytes, 0),
             first_page: u32_at(bytes, 28),
             length_bytes: u64_at(bytes, 64),
             checksum: u64_at(bytes, 72),
-        };
-        Some((record, seal))
-    }
-
-    /// The checksum that this record has on the disk. It depends on the key and on all of the block's metadata, so a
-    /// record with another key has another checksum.
-    pub fn seal(&self) -> u64 {
-        u64_at(&self.encode(), 88)
+        })
     }
 
     /// Whether this block has bytes, and all of them lie before that page.
@@ -435,14 +422,14 @@ impl Footer {
         Footer::decode(bytes, geometry, u64_at(bytes, 32), index).map(|footer| footer.life)
     }
 
-    /// The records of a footer, each with its seal; none if they differ from what was written.
-    pub fn decode_records(&self, bytes: &[u8]) -> Option<Vec<(Record, u64)>> {
+    /// The records of a footer; none if they differ from what was written.
+    pub fn decode_records(&self, bytes: &[u8]) -> Option<Vec<Record>> {
         let bytes = bytes.get(..self.count as usize * RECORD_BYTES)?;
         if checksum(bytes) != self.records_checksum {
             return None;
         }
         let fits = |record: &Record| record.kind != RecordKind::Block || record.ends_by(self.end_page);
-        let fitting = |bytes| Record::decode_sealed(bytes).filter(|(record, _)| fits(record));
+        let fitting = |bytes| Record::decode(bytes).filter(fits);
         let mut records = Vec::with_capacity(self.count as usize);
         for bytes in bytes.chunks_exact(RECORD_BYTES) {
             records.push(fitting(bytes)?);
@@ -664,8 +651,7 @@ mod tests {
         let footer =
             Footer { life: 9, index: 2, count: new.len() as u32, end_page: 200, records_checksum, balance: None };
         assert_eq!(footer.decode_records(&bytes(&old)), None);
-        let sealed = new.iter().map(|record| (*record, record.seal())).collect();
-        assert_eq!(footer.decode_records(&bytes(&new)), Some(sealed));
+        assert_eq!(footer.decode_records(&bytes(&new)), Some(new));
     }
 
     /// Under right checksums: the next such number would overflow, and an empty block may begin behind the segment.
@@ -709,13 +695,6 @@ mod tests {
         }
         let balance = Some(Balance { written_bytes: u64::MAX, ..BALANCE.unwrap() });
         assert_eq!(SegmentHeader::decode(&SegmentHeader { balance, ..header }.encode()).unwrap().balance, None);
-    }
-
-    #[test]
-    fn another_key_has_another_seal() {
-        let (one, mut other) = (record(RecordKind::Block, 2), record(RecordKind::Block, 2));
-        other.key.group = 4;
-        assert_ne!(one.seal(), other.seal());
     }
 
     mod fuzz {
@@ -829,10 +808,10 @@ mod tests {
                 let records = footer.and_then(|footer| Some((footer, footer.decode_records(listed)?)));
                 if let Some((footer, records)) = &records {
                     // Bytes that no field has are written as zeros.
-                    let again: Vec<u8> = records.iter().flat_map(|(record, _)| record.encode()).collect();
+                    let again: Vec<u8> = records.iter().flat_map(Record::encode).collect();
                     let footer_again = Footer { records_checksum: checksum(&again), ..*footer };
                     assert_eq!(footer_again.decode_records(&again).as_ref(), Some(records));
-                    assert!(records.iter().all(|(record, _)| is_in_segment(record, footer.end_page)), "{records:?}");
+                    assert!(records.iter().all(|record| is_in_segment(record, footer.end_page)), "{records:?}");
                 }
                 let purges = PurgeRecord::decode(page, &GEOMETRY);
                 if let Some(purges) = &purges {

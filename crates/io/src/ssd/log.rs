@@ -15,6 +15,7 @@ use forebay_core::tier::{OpId, OpKind, Operation};
 use forebay_core::{BlockKey, ErrorKind};
 
 use super::closing::Closing;
+use super::index::Spot;
 use super::io::RETRY_INTERVAL;
 use super::layout::{PAGE, RECORDS_PER_BATCH, Record, RecordKind};
 use crate::uring::{MOST_SPANS, Span};
@@ -43,6 +44,17 @@ pub(super) enum Erase {
         from: u64,
         bytes: u64,
     },
+}
+
+impl Erase {
+    pub fn segment(self) -> u32 {
+        match self {
+            Erase::Writing(segment) | Erase::Written(segment) | Erase::Syncing(segment) | Erase::Flushed(segment) => {
+                segment
+            }
+            Erase::Trimming { segment, .. } => segment,
+        }
+    }
 }
 
 /// Of the numbers of records, what opening a disk determines.
@@ -310,8 +322,8 @@ pub(super) struct Item {
     /// The operation that waits for it.
     pub op: Option<OpId>,
     pub error: Option<ErrorKind>,
-    /// The sequence of the record of which it is a copy.
-    pub moved_from: Option<u64>,
+    /// Where the block lies of which it is a copy.
+    pub moved_from: Option<Spot>,
 }
 
 /// The payloads of one transfer: those of these items.
@@ -372,10 +384,10 @@ impl Item {
         }
     }
 
-    /// A copy of a block on the disk.
-    pub fn copy(record: &Record) -> Item {
-        let Record { key, length_bytes, checksum, sequence, .. } = *record;
+    /// A copy of a block of that segment.
+    pub fn copy(record: &Record, segment: u32) -> Item {
+        let Record { key, length_bytes, checksum, first_page, .. } = *record;
         let item = Item::new(RecordKind::Block, key, length_bytes, checksum, None);
-        Item { moved_from: Some(sequence), ..item }
+        Item { moved_from: Some(Spot { segment, first_page }), ..item }
     }
 }

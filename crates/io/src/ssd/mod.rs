@@ -2,7 +2,7 @@
 //!
 //! In the order data passes: [`SsdConfig`] → [`DiskClaim`] of each disk (locks; has an earlier daemon's I/O ended?), by
 //! a [`ClaimProcess`] where nobody may wait for a disk that hangs → [`DiskClaim::open`] → [`Ssd`], a
-//! [`forebay_core::tier::Tier`] beside `tick`, `register`, `block`, `blocks`, `take_found`, `take_evicted`, `report`.
+//! [`forebay_core::tier::Tier`] beside `tick`, `register`, `block`, `walk`, `take_found`, `take_evicted`, `report`.
 //! Disks come one by one, through an [`Inbox`]. Without a daemon: [`Inspection`].
 //!
 //! Invariants, each with tests: a stored block survives any crash. An incomplete block is never found. A loaded block
@@ -25,9 +25,10 @@ mod index;
 mod inspect;
 mod io;
 mod layout;
+mod listing;
+mod lists;
 mod log;
 mod mounts;
-mod names;
 mod noting;
 mod owner;
 mod placement;
@@ -63,4 +64,4 @@ pub use recover::Medium;
 pub use report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport};
 pub use space::SegmentState;
 pub use staging::STAGING_BYTES;
-pub use tier::Ssd;
+pub use tier::{HeldBlock, Ssd, Walked};

@@ -1,6 +1,6 @@
 //! The list of purges on its way to the disk: each copy is written, flushed and read back, one after the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use forebay_core::{ErrorKind, NamespaceId};
@@ -13,11 +13,21 @@ use super::staging::Staging;
 use crate::uring::{Span, Work};
 
 impl Disk {
-    /// Nothing of these namespaces is on the disk, or on its way there. Each with the time of its purge.
-    pub(super) fn note_purged(&mut self, purged: &BTreeMap<NamespaceId, u64>) {
-        let purged = purged.iter().map(|(namespace, time)| (*namespace, *time));
+    /// Nothing of these namespaces is on the disk, or on its way there. Each with the time of its purge. Of those that
+    /// are `unread` the disk may have blocks that nobody has named: they are void, and the namespace is due again,
+    /// because no removal in the log says so. A segment that has lost its list may have such blocks too: until it is
+    /// reclaimed, the list of purges alone says that they are void.
+    pub(super) fn note_purged(&mut self, purged: &BTreeMap<NamespaceId, u64>, unread: &BTreeSet<NamespaceId>) {
         self.purges.has_purged = true;
-        self.purges.add(purged, self.log.end_of_records());
+        let (others, named): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            purged.iter().map(|(namespace, time)| (*namespace, *time)).partition(|(other, _)| unread.contains(other));
+        if !others.is_empty() {
+            self.purges.hear(&others, self.log.end_of_all_records(), false);
+            self.void_unread(others.into_keys());
+        }
+        let is_all_named = self.lists.lost == 0;
+        let end = if is_all_named { self.log.end_of_records() } else { self.log.end_of_all_records() };
+        self.purges.add(named.into_iter(), end);
     }
 
     /// Begins to write the copy that is due.

@@ -22,6 +22,8 @@ use forebay_core::{ErrorKind, NamespaceId};
 use super::layout::{
     FIRST_TIME, Geometry, PURGES_AT, PURGES_PAGES, PURGES_PER_PAGE, Page, PurgeRecord, Record, RecordKind,
 };
+use super::lists::Walk;
+use super::space::Position;
 use crate::Seldom;
 
 const MOST_RECORDS: usize = PURGES_PAGES as usize * PURGES_PER_PAGE;
@@ -75,19 +77,19 @@ pub(super) struct Writing {
     pub records: Vec<Vec<PurgeRecord>>,
 }
 
-/// Blocks that were purged while the disk was away, and are being withdrawn.
+/// What was purged while the disk was away, or could not be read.
 #[derive(Default)]
 pub(super) struct Void {
-    /// Of each, from which number on records are of blocks that were stored since.
-    pub ends: BTreeMap<NamespaceId, u64>,
-    /// Where the walk through the index goes on.
-    pub at: u32,
+    /// Of each namespace, the end of the log when the disk heard of the purge: what is stored behind it is another
+    /// block. They stay: a block whose record cannot be read is not served either.
+    pub ends: BTreeMap<NamespaceId, Position>,
+    /// Through the blocks that are to be withdrawn.
+    pub walk: Option<Walk>,
 }
 
 impl Void {
-    /// Whether the block was purged.
-    pub fn has(&self, record: &Record) -> bool {
-        self.ends.get(&record.key.namespace).is_some_and(|end| record.sequence < *end)
+    pub fn has(&self, namespace: NamespaceId, position: Position) -> bool {
+        self.ends.get(&namespace).is_some_and(|end| position < *end)
     }
 }
 
@@ -194,7 +196,17 @@ impl Purges {
     }
 
     fn add_records(&mut self, records: impl Iterator<Item = PurgeRecord>) {
-        records.for_each(|record| self.merge(&record, None));
+        for record in records {
+            self.merge(&record, None);
+            // What one purge says at first and at last, at the same time.
+            if let Some(noted) = self.records.get_mut(&record.namespace)
+                && noted.record.time == record.time
+                && noted.record.is_due_again != record.is_due_again
+            {
+                noted.record.is_due_again = record.is_due_again;
+                self.changed.extend(noted.page);
+            }
+        }
         self.cut();
         self.place();
         // What is noted already, in both copies, need not be written.

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use forebay_core::{BlockKey, Error, ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, Fingerprint, Result};
 
+use super::index::{Hasher, Proof};
 use super::io::{Begun, Io};
 use super::layout::{FOOTER_BYTES, Footer, Geometry, PAGE, Record};
 use super::staging::Staging;
@@ -21,19 +22,17 @@ const DECODING: usize = 2;
 /// A record of a footer.
 pub(super) struct Listed {
     pub record: Record,
-    /// The record's own checksum.
-    pub seal: u64,
-    /// The hash of its key in the index.
-    pub hash: u64,
+    pub block: Fingerprint,
+    pub proof: Proof,
 }
 
 /// The records of a footer. None if they are damaged, or cannot be read.
 type Decoded = Option<Vec<Listed>>;
 
 /// See the module documentation.
-pub(super) struct ReadAhead<H> {
+pub(super) struct ReadAhead {
     geometry: Geometry,
-    hash: H,
+    hasher: Hasher,
     memory: Arc<Memory>,
     depth: usize,
     patience: Duration,
@@ -50,18 +49,18 @@ struct Reading {
     footers: Vec<(Footer, Span)>,
 }
 
-impl<H: Fn(&BlockKey) -> u64 + Clone + Send + 'static> ReadAhead<H> {
-    /// `hash`: of a key in the index. `patience`: how long nothing may be answered.
+impl ReadAhead {
+    /// `hasher`: of the index. `patience`: how long nothing may be answered.
     pub fn new(
         footers: impl Iterator<Item = Footer>,
         geometry: Geometry,
-        hash: H,
+        hasher: Hasher,
         memory: Arc<Memory>,
         depth: usize,
         patience: Duration,
-    ) -> ReadAhead<H> {
+    ) -> ReadAhead {
         let (rest, decoding, decoded) = (footers.collect(), VecDeque::new(), VecDeque::new());
-        ReadAhead { geometry, hash, memory, depth, patience, rest, reading: None, decoding, decoded }
+        ReadAhead { geometry, hasher, memory, depth, patience, rest, reading: None, decoding, decoded }
     }
 
     /// The records of the next footer.
@@ -91,8 +90,8 @@ impl<H: Fn(&BlockKey) -> u64 + Clone + Send + 'static> ReadAhead<H> {
             })
         };
         let read: Vec<_> = footers.into_iter().map(|(footer, span)| (footer, bytes_of(span))).collect();
-        let hash = self.hash.clone();
-        let decode = move || read.into_iter().map(|(footer, bytes)| decoded(&footer, &bytes?, &hash)).collect();
+        let hasher = self.hasher.clone();
+        let decode = move || read.into_iter().map(|(footer, bytes)| decoded(&footer, &bytes?, &hasher)).collect();
         let thread = thread::Builder::new().name("disk-records".to_owned()).spawn(decode);
         let no_thread =
             |error| Error::new(ErrorKind::Unavailable, "cannot start a thread to open a disk").source(error);
@@ -125,7 +124,7 @@ impl<H: Fn(&BlockKey) -> u64 + Clone + Send + 'static> ReadAhead<H> {
     }
 }
 
-fn decoded(footer: &Footer, bytes: &[u8], hash: &impl Fn(&BlockKey) -> u64) -> Decoded {
-    let listed = |(record, seal): (Record, u64)| Listed { hash: hash(&record.key), record, seal };
+fn decoded(footer: &Footer, bytes: &[u8], hasher: &Hasher) -> Decoded {
+    let listed = |record: Record| Listed { block: hasher.block(&record.key), proof: hasher.proof_of(&record), record };
     Some(footer.decode_records(bytes)?.into_iter().map(listed).collect())
 }

@@ -1,13 +1,14 @@
 //! From the disk into a slot.
 //!
-//! Invariants: a load succeeds only if the entry's seal is that of the requested key and the bytes in the slot have
-//! the checksum in the block's header. A segment with readers is not overwritten. A block whose bytes do not match is
-//! dropped from the index.
+//! Invariants: a load succeeds only if the requested key, with the checksum of the bytes in the slot, gives the entry's
+//! proof: then they are the bytes that were stored under that key. A segment with readers is not overwritten. A block
+//! whose bytes do not match is dropped from the index.
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Operation, Outcome};
 
 use super::disk::Disk;
+use super::index::Entry;
 use super::io::Flight;
 use super::layout::PAGE;
 use crate::uring::{Span, Work};
@@ -41,40 +42,28 @@ impl Disk {
             self.counters.absent_loads += 1;
             return Err(Outcome::Absent);
         };
-        if !entry.is_sealed() {
-            self.counters.corrupt_blocks += 1;
-            self.withdraw(&op.key);
-            return Err(Outcome::Failed(ErrorKind::Corrupt));
-        }
-        let len = u64::from(entry.payload_pages()) * PAGE;
+        let len = entry.length_bytes.next_multiple_of(PAGE);
         let span = self.slot_of(&op, len).filter(|_| op.length_bytes == entry.length_bytes);
         let span = span.ok_or(Outcome::Failed(ErrorKind::Invalid))?;
         let checksum = Some(Span { len: entry.length_bytes as u32, ..span });
-        let at = self.geometry.at(entry.segment, entry.first_page);
-        let flight = Flight::Load {
-            op,
-            segment: entry.segment,
-            sequence: entry.sequence,
-            length_bytes: entry.length_bytes,
-            checksum: entry.checksum,
-        };
-        self.space.segment(entry.segment).readers += 1;
-        self.reads.begin(entry.length_bytes);
+        let Entry { spot, proof, length_bytes, .. } = entry;
+        let at = self.geometry.at(spot.segment, spot.first_page);
+        let flight = Flight::Load { op, spot, length_bytes, proof };
+        self.space.segment(spot.segment).readers += 1;
+        self.reads.begin(length_bytes);
         self.io.start(flight, Work::Read { at, span, checksum });
         Ok(())
     }
 
     pub(super) fn load_ended(&mut self, flight: Flight, result: Result<u64, ErrorKind>) {
-        let Flight::Load { op, segment, sequence, length_bytes, checksum } = flight else {
-            unreachable!("only loads end here")
-        };
-        self.space.segment(segment).readers -= 1;
+        let Flight::Load { op, spot, length_bytes, proof } = flight else { unreachable!("only loads end here") };
+        self.space.segment(spot.segment).readers -= 1;
         let was_late = self.reads.end(op.id, length_bytes);
         if !was_late {
             self.note_read(result);
         }
         let outcome = match result {
-            Ok(found) if found == checksum => {
+            Ok(checksum) if self.index.hasher().proof(&op.key, length_bytes, checksum) == proof => {
                 self.counters.loaded_blocks += 1;
                 self.counters.loaded_bytes += length_bytes;
                 self.note_touch(&op.key);
@@ -82,8 +71,8 @@ impl Disk {
             }
             Ok(_) => {
                 self.counters.corrupt_blocks += 1;
-                if self.index.get(&op.key).is_some_and(|entry| entry.sequence == sequence) {
-                    self.withdraw(&op.key);
+                if let Some(entry) = self.index.get(&op.key).filter(|entry| entry.spot == spot) {
+                    self.withdraw(entry.block);
                 }
                 Outcome::Failed(ErrorKind::Corrupt)
             }

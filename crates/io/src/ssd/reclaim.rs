@@ -1,20 +1,21 @@
 //! Reclaiming space: the oldest segment is reused for the log.
 //!
-//! Its hot blocks are carried over to the log's head, the others are evicted, and the segment begins a new life.
-//! Invariants: a carried block is flushed at its new position before the old one is void. The index has an evicted
-//! block until the header that makes its record void was flushed: until then a restart finds it. Segments begin lives
-//! in the order of age, one per flush, so that a note about a removed key outlives all records of that key. Each
-//! reclaimed segment frees more space than the carried blocks took.
+//! Its list says which blocks it has. Its hot blocks are carried over to the log's head, the others are evicted, and
+//! the segment begins a new life. Invariants: a carried block is flushed at its new position before the old one is
+//! void. The index has an evicted block until the header that makes its record void was flushed: until then a restart
+//! finds it. Segments begin lives in the order of age, one per flush, so that a note about a removed key outlives all
+//! records of that key. Each reclaimed segment frees more space than the carried blocks took.
 
 use std::collections::VecDeque;
 
 use forebay_core::ErrorKind;
 
 use super::disk::Disk;
-use super::index::Entry;
+use super::index::Spot;
 use super::io::{Flight, RETRY_INTERVAL};
 use super::layout::{PAGE, RECORDS_PER_BATCH, Record, SegmentHeader};
-use super::log::{Erase, Item, Stage};
+use super::lists::{List, Reader};
+use super::log::{self, Erase, Item};
 use super::space::SegmentState;
 use super::staging::{Staging, joined, pieces};
 use crate::uring::{Span, Work};
@@ -23,16 +24,36 @@ use crate::uring::{Span, Work};
 pub(super) const READY: usize = 3;
 /// Trimmed at a time, so that a device that is slow at it delays other transfers for a short time only.
 const TRIM_BYTES: u64 = 16 << 20;
-/// Blocks evicted and keys forgotten in one turn, so that a turn stays short.
+/// Records looked at for blocks to evict, and blocks forgotten, in one turn, so that a turn stays short.
 const KEYS_PER_TURN: usize = 48;
+/// Records of the list that are looked at for hot blocks in one turn.
+const RECORDS_PER_TURN: u32 = 128;
 
 /// See the module documentation.
 pub(super) struct Reclaim {
     victim: u32,
-    /// Blocks to carry over, oldest first.
+    stage: Stage,
+    /// Blocks to carry over, oldest first, and the bytes that they take.
     hot: VecDeque<Record>,
+    hot_bytes: u64,
     carry: Option<Carry>,
     batches: Vec<u64>,
+}
+
+/// How far the list was gone through.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// For hot blocks; the next record.
+    Choosing(u32),
+    Carrying,
+    /// For the others; the next record.
+    Evicting(u32),
+}
+
+impl Reclaim {
+    pub fn victim(&self) -> u32 {
+        self.victim
+    }
 }
 
 /// A batch on its way to the log's head.
@@ -56,6 +77,7 @@ struct Piece {
 impl Disk {
     pub(super) fn make_room(&mut self) {
         self.begin_reclaim();
+        self.choose_hot();
         self.carry_on();
         self.evict_rest();
         self.begin_life();
@@ -68,30 +90,45 @@ impl Disk {
             return;
         }
         if let Some(victim) = self.space.take_oldest() {
-            let hot = self.hot_blocks(victim);
-            self.reclaim = Some(Reclaim { victim, hot, carry: None, batches: Vec::new() });
+            let (stage, hot) = (Stage::Choosing(0), VecDeque::new());
+            self.reclaim = Some(Reclaim { victim, stage, hot, hot_bytes: 0, carry: None, batches: Vec::new() });
         }
     }
 
-    /// The latest hot blocks of a segment, up to three eighths of its size: two such sets fit into one segment, so
-    /// reclaiming always frees space.
-    fn hot_blocks(&self, victim: u32) -> VecDeque<Record> {
-        let mut room = self.geometry.segment_bytes / 8 * 3;
-        let mut hot = VecDeque::new();
-        for entry in self.index.of_segment(victim).filter(|entry| entry.is_hot) {
-            let bytes = u64::from(entry.payload_pages()) * PAGE;
-            if bytes > room {
-                break;
+    /// Finds the latest hot blocks of the victim, up to three eighths of its size: two such sets fit into one segment,
+    /// so reclaiming always frees space.
+    fn choose_hot(&mut self) {
+        let Some(Reclaim { victim, stage: Stage::Choosing(from), .. }) = self.reclaim else { return };
+        let count = match self.list(Reader::Reclaim, victim) {
+            List::Waits => return,
+            List::Here(count) => count,
+            List::Lost => 0,
+        };
+        let end = count.min(from + RECORDS_PER_TURN);
+        let records = self.listed(Reader::Reclaim, victim, from.min(end)..end).into_iter();
+        let blocks = self.blocks_at(records, victim).into_iter();
+        let hot: Vec<Record> =
+            blocks.filter(|(_, entry)| entry.is_served() && entry.is_hot).map(|(record, _)| record).collect();
+        let bytes = |record: &Record| u64::from(record.payload_pages()) * PAGE;
+        let room = self.geometry.segment_bytes / 8 * 3;
+        let reclaim = self.reclaim.as_mut().expect("it was begun");
+        for record in hot {
+            reclaim.hot_bytes += bytes(&record);
+            reclaim.hot.push_back(record);
+            while reclaim.hot_bytes > room
+                && let Some(earliest) = reclaim.hot.pop_front()
+            {
+                reclaim.hot_bytes -= bytes(&earliest);
             }
-            room -= bytes;
-            hot.push_front(entry.record());
         }
-        hot
+        reclaim.stage = if end < count { Stage::Choosing(end) } else { Stage::Carrying };
+        self.has_more |= end < count;
     }
 
     fn carry_on(&mut self) {
         let Some(mut reclaim) = self.reclaim.take() else { return };
-        if reclaim.carry.is_none() && self.log.may_add() && !self.staging.free_heads.is_empty() {
+        let is_chosen = reclaim.stage == Stage::Carrying;
+        if is_chosen && reclaim.carry.is_none() && self.log.may_add() && !self.staging.free_heads.is_empty() {
             reclaim.carry = self.next_carry(&mut reclaim);
         }
         self.reclaim = Some(reclaim);
@@ -105,7 +142,10 @@ impl Disk {
         while let Some(record) = reclaim.hot.front() {
             // Beside an unfinished store of the same key, a copy would count as the later one.
             let is_current = !self.log.is_busy(&record.key)
-                && self.served(&record.key).is_some_and(|entry| entry.sequence == record.sequence);
+                && self.served(&record.key).is_some_and(|entry| {
+                    let spot = Spot { segment: reclaim.victim, first_page: record.first_page };
+                    entry.spot == spot && entry.proof == self.index.hasher().proof_of(record)
+                });
             let needed = pages + record.payload_pages();
             if is_current && !self.space.active_has_room(sources.len() as u32 + 1, needed) {
                 if !sources.is_empty() || self.space.roll(0) {
@@ -129,7 +169,8 @@ impl Disk {
         if sources.is_empty() {
             return None;
         }
-        let batch = self.reserve_batch(sources.iter().map(Item::copy).collect(), Stage::Filling);
+        let copy = |source| Item::copy(source, reclaim.victim);
+        let batch = self.reserve_batch(sources.iter().map(copy).collect(), log::Stage::Filling);
         reclaim.batches.push(batch);
         let piece = |item: usize| move |(offset, len)| Piece { item, offset, len, chunk: 0, checksum: 0 };
         let parts = sources.iter().enumerate().flat_map(|(item, source)| pieces(source.length_bytes).map(piece(item)));
@@ -195,38 +236,57 @@ impl Disk {
             let item = &mut batch.items[i];
             if item.error.is_none() && joined(source.length_bytes, sums) != source.checksum {
                 item.error = Some(ErrorKind::Corrupt);
-                damaged.push(source.key);
+                damaged.extend(item.moved_from.map(|spot| (source.key, spot)));
             }
         }
         self.counters.corrupt_blocks += damaged.len() as u64;
-        for key in &damaged {
-            self.withdraw(key);
+        for (key, spot) in &damaged {
+            // It may have been stored again meanwhile.
+            if let Some(entry) = self.index.get(key).filter(|entry| entry.spot == *spot) {
+                self.withdraw(entry.block);
+            }
         }
         self.write_head(carry.batch);
     }
 
     /// Once the carried blocks are flushed, evicts the others, a few per turn.
     fn evict_rest(&mut self) {
-        let Some(Reclaim { victim, hot, carry, batches }) = &self.reclaim else { return };
-        let victim = *victim;
+        let Some(Reclaim { victim, stage, hot, carry, batches, .. }) = &self.reclaim else { return };
+        let (victim, from) = match stage {
+            Stage::Choosing(_) => return,
+            Stage::Carrying => (*victim, 0),
+            Stage::Evicting(from) => (*victim, *from),
+        };
         let is_settled = batches.iter().all(|id| !self.log.batches.contains_key(id));
         if !hot.is_empty() || carry.is_some() || !is_settled {
             return;
         }
-        let keys: Vec<_> = self.index.of_segment(victim).take(KEYS_PER_TURN).map(Entry::key).collect();
-        for key in &keys {
-            self.withdraw(key);
-            self.tell_evicted(*key);
+        let count = match self.list(Reader::Reclaim, victim) {
+            List::Waits => return,
+            List::Here(count) => count,
+            List::Lost if self.lists.is_giving_up => return,
+            List::Lost => 0,
+        };
+        let end = count.min(from + KEYS_PER_TURN as u32);
+        let records = self.listed(Reader::Reclaim, victim, from.min(end)..end).into_iter();
+        for (record, entry) in self.blocks_at(records, victim) {
+            self.space.segment(victim).evicted.push(entry.block);
+            if entry.is_served() {
+                self.withdraw(entry.block);
+                self.tell_evicted(record.key);
+                self.counters.evicted_blocks += 1;
+            }
         }
-        self.counters.evicted_blocks += keys.len() as u64;
-        if keys.len() < KEYS_PER_TURN {
-            self.space.segment(victim).state = SegmentState::Free;
-            self.space.free.push_back(victim);
-            self.counters.reclaimed_segments += 1;
-            self.reclaim = None;
-        } else {
+        if end < count {
+            self.reclaim.as_mut().expect("looked at above").stage = Stage::Evicting(end);
             self.has_more = true;
+            return;
         }
+        let segment = self.space.segment(victim);
+        (segment.state, segment.whole, segment.doubted) = (SegmentState::Free, Vec::new(), Vec::new());
+        self.space.free.push_back(victim);
+        self.counters.reclaimed_segments += 1;
+        self.reclaim = None;
     }
 
     /// Writes the header of the next free segment's new life.
@@ -269,15 +329,26 @@ impl Disk {
         }
     }
 
-    /// Forgets the keys whose records the new life has made void, a few per turn. Then the segment is ready.
+    /// Forgets the blocks whose records the new life has made void, a few per turn. Then the segment is ready.
     fn forget_void(&mut self) {
         let Some(Erase::Flushed(segment)) = self.log.erase else { return };
-        let keys = self.index.withdrawn_of_segment(segment).take(KEYS_PER_TURN).map(Entry::key);
-        let keys: Vec<_> = keys.collect();
-        keys.iter().for_each(|key| self.forget(key));
-        if keys.len() == KEYS_PER_TURN {
+        for _ in 0..KEYS_PER_TURN {
+            let Some(block) = self.space.segment(segment).evicted.pop() else { break };
+            // The block may have been stored again.
+            if self.index.entry_of(block).is_some_and(|entry| entry.spot.segment == segment) {
+                self.forget(block);
+            }
+        }
+        let evicted = &mut self.space.segment(segment).evicted;
+        if !evicted.is_empty() {
             self.has_more = true;
-        } else if self.may_trim(segment) {
+            return;
+        }
+        *evicted = Vec::new();
+        if self.space.segments[segment as usize].entries > 0 {
+            return self.forget_lost(segment);
+        }
+        if self.may_trim(segment) {
             self.trim(segment, PAGE);
         } else {
             self.make_ready(segment);
@@ -286,7 +357,11 @@ impl Disk {
 
     fn make_ready(&mut self, segment: u32) {
         self.log.erase = None;
-        self.space.segment(segment).state = SegmentState::Ready;
+        let of = self.space.segment(segment);
+        debug_assert_eq!(of.entries, 0, "nothing of its earlier life is known");
+        (of.state, of.life_of_entries) = (SegmentState::Ready, of.life);
+        self.lists.lost -= u32::from(std::mem::take(&mut of.is_lost));
+        self.lists.forget_place = 0;
         self.space.ready.push_back(segment);
     }
 

@@ -5,16 +5,18 @@
 //! block is found. No incomplete block is found. A geometry is never guessed: it comes from the superblock, or from
 //! all readable segments if they agree. Only a blank disk is formatted.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::tiers::TierHasher;
+use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 
 use super::config::SsdConfig;
 use super::device::Device;
 use super::disk::{Disk, Opened};
-use super::index::{Entry, Index, WARM_AT_ONCE};
+use super::index::{Entry, Hasher, Index, WARM_AT_ONCE};
 use super::io::Io;
 use super::layout::*;
 use super::log::Sequences;
@@ -73,6 +75,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         is_missing: false,
         are_purges_missing: false,
         first_of_last: 0,
+        hasher: config.hasher,
     };
     let is_block_device = device.as_ref().is_some_and(Device::is_block_device);
     let (geometry, owner) = match mode {
@@ -111,6 +114,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         stored_bytes: contents.stored_bytes,
         balance: contents.balance,
         recovery,
+        namespaces: contents.namespaces.namespaces(),
         device,
         can_trim,
         name,
@@ -136,6 +140,7 @@ struct Window {
 
 struct Contents {
     index: Index,
+    namespaces: Census,
     space: Space,
     purges: Purges,
     last_sequence: u64,
@@ -158,6 +163,7 @@ struct Opening {
     are_purges_missing: bool,
     /// The first sequence of the daemon that opened the disk last; 0 if that is not known.
     first_of_last: u64,
+    hasher: TierHasher,
 }
 
 /// What the segments' headers say.
@@ -339,7 +345,8 @@ impl Opening {
     fn contents(&mut self, geometry: Geometry) -> Result<Contents> {
         let purges = self.purges(&geometry)?;
         let mut contents = Contents {
-            index: Index::new(geometry.segments, geometry.pages()),
+            index: Index::new(geometry.segments, geometry.pages(), Hasher::new(self.hasher)),
+            namespaces: Census::default(),
             space: Space::new(geometry),
             last_sequence: 0,
             purges,
@@ -359,8 +366,14 @@ impl Opening {
             .collect();
         contents.index.reserve(footers.iter().flatten().map(|footer| footer.count as usize).sum());
         let closed = footers.iter().flatten().copied();
-        let mut ahead =
-            ReadAhead::new(closed, geometry, contents.index.hashing(), self.memory.clone(), self.depth, self.patience);
+        let mut ahead = ReadAhead::new(
+            closed,
+            geometry,
+            contents.index.hasher().clone(),
+            self.memory.clone(),
+            self.depth,
+            self.patience,
+        );
         let mut open = Vec::new();
         for ((life, index), footer) in used.iter().zip(footers) {
             contents.space.last_life = contents.space.last_life.max(*life);
@@ -472,11 +485,13 @@ impl Opening {
     fn take_closed(&mut self, contents: &mut Contents, footer: &Footer, records: &[Listed]) {
         self.recovery.segments_with_footer += 1;
         for some in records.chunks(WARM_AT_ONCE) {
-            contents.index.warm(some.iter().map(|listed| listed.hash));
-            some.iter().for_each(|Listed { record, seal, hash }| contents.take(record, *seal, footer.index, *hash));
+            contents.index.warm(some.iter().map(|listed| listed.block));
+            some.iter().for_each(|listed| contents.take(listed, footer.index));
         }
+        contents.space.last_written_life = contents.space.last_written_life.max(footer.life);
         let segment = contents.space.segment(footer.index);
-        (segment.state, segment.life, segment.next_page) = (SegmentState::Closed, footer.life, footer.end_page);
+        (segment.state, segment.next_page, segment.listed) = (SegmentState::Closed, footer.end_page, footer.count);
+        (segment.life, segment.life_of_entries) = (footer.life, footer.life);
         contents.space.closed.push_back(footer.index);
     }
 
@@ -511,7 +526,9 @@ impl Opening {
         for record in records {
             contents.last_sequence = contents.last_sequence.max(record.sequence);
             if record.sequence < mark || self.is_whole(&geometry, index, &record)? {
-                contents.take(&record, record.seal(), index, contents.index.hash(&record.key));
+                let hasher = contents.index.hasher();
+                let (block, proof) = (hasher.block(&record.key), hasher.proof_of(&record));
+                contents.take(&Listed { record, block, proof }, index);
                 contents.space.segment(index).whole.push(record);
             } else {
                 self.recovery.blocks_not_whole += 1;
@@ -520,7 +537,9 @@ impl Opening {
             }
         }
         let is_used = page > 1;
-        if !is_used {
+        if is_used {
+            contents.space.last_written_life = contents.space.last_written_life.max(life);
+        } else {
             contents.space.free.push_back(index);
         }
         Ok(is_used)
@@ -623,46 +642,86 @@ impl Contents {
     fn doubt(&mut self, record: &Record, segment: u32) {
         if self.index.record(&record.key).is_none() && !self.purges.cover(record) {
             self.index.insert(record, segment);
-            self.index.withdraw(&record.key);
+            self.space.enter(segment);
+            self.index.withdraw(self.index.hasher().block(&record.key));
+            self.space.segment(segment).doubted.push(*record);
         }
     }
 
-    /// With the record's seal, and the hash of its key in the index.
-    fn take(&mut self, record: &Record, seal: u64, segment: u32, hash: u64) {
+    /// Records come in the order in which they were written.
+    fn take(&mut self, Listed { record, block, proof }: &Listed, segment: u32) {
         self.last_sequence = self.last_sequence.max(record.sequence);
-        let known = self.index.record_hashed(&record.key, hash);
-        let served = known.filter(|entry| !entry.is_withdrawn);
-        if served.is_some_and(|entry| entry.sequence >= record.sequence) {
-            return;
-        }
         match record.kind {
             RecordKind::Block => {
-                if known.is_some() {
-                    self.index.remove(&record.key);
-                }
-                self.index.add_hashed(record, seal, segment, hash);
-                self.discount(served);
+                let known = self.index.remove(*block);
+                self.index.add(record, segment, *block, *proof);
+                self.space.enter(segment);
+                self.discount(known, record);
                 // It was purged, and no removal was found so far. It keeps an entry, so that the next purge removes it:
                 // the list of purges forgets.
                 if self.purges.cover(record) {
-                    self.index.withdraw(&record.key);
+                    self.index.withdraw(*block);
                 } else {
                     self.space.count(segment, record.length_bytes);
+                    self.namespaces.add(record.key.namespace);
                 }
             }
             RecordKind::Removed => {
-                self.index.remove(&record.key);
-                self.discount(served);
+                let known = self.index.remove(*block);
+                self.discount(known, record);
             }
-            RecordKind::Touched => _ = self.index.touch(&record.key),
+            RecordKind::Touched => _ = self.index.touch(*block),
         }
     }
 
-    /// The block, which was served, has no entry any more.
-    fn discount(&mut self, served: Option<Entry>) {
-        if let Some(Entry { segment, length_bytes, .. }) = served {
-            self.space.discount(segment, length_bytes);
+    /// This entry, of the record's block, is not in the index any more.
+    fn discount(&mut self, known: Option<Entry>, record: &Record) {
+        known.into_iter().for_each(|entry| self.space.leave(entry.spot.segment));
+        if let Some(Entry { spot, length_bytes, .. }) = known.filter(Entry::is_served) {
+            self.space.discount(spot.segment, length_bytes);
+            self.namespaces.take_off(record.key.namespace);
         }
+    }
+}
+
+/// How many blocks of each namespace are served.
+#[derive(Default)]
+struct Census {
+    blocks: BTreeMap<NamespaceId, u64>,
+    /// Of the namespace of the last call, what is not in `blocks` yet: the next one is likely to be of the same.
+    latest: Option<(NamespaceId, i64)>,
+}
+
+impl Census {
+    fn add(&mut self, namespace: NamespaceId) {
+        self.count(namespace, 1);
+    }
+
+    fn take_off(&mut self, namespace: NamespaceId) {
+        self.count(namespace, -1);
+    }
+
+    fn count(&mut self, namespace: NamespaceId, change: i64) {
+        match &mut self.latest {
+            Some((latest, sum)) if *latest == namespace => *sum += change,
+            _ => {
+                self.settle();
+                self.latest = Some((namespace, change));
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        if let Some((namespace, sum)) = self.latest.take() {
+            let blocks = self.blocks.entry(namespace).or_default();
+            // Two namespaces may have blocks of one fingerprint.
+            *blocks = blocks.saturating_add_signed(sum);
+        }
+    }
+
+    fn namespaces(mut self) -> Vec<NamespaceId> {
+        self.settle();
+        self.blocks.into_iter().filter(|(_, blocks)| *blocks > 0).map(|(namespace, _)| namespace).collect()
     }
 }
 

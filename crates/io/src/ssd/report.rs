@@ -3,7 +3,8 @@
 use forebay_core::tier::Health;
 use forebay_core::{BlockKey, ErrorKind};
 
-use super::layout::Geometry;
+use super::index::Entry;
+use super::layout::{Geometry, Record};
 use super::space::SegmentState;
 
 /// Counts since the disk was opened.
@@ -21,7 +22,7 @@ pub struct Counters {
     pub loaded_bytes: u64,
     /// Loads of blocks that the disk does not have, or evicted while they waited.
     pub absent_loads: u64,
-    /// Blocks whose bytes or entry did not match their checksum; each was dropped.
+    /// Blocks whose bytes did not match their checksum, or whose segment's list could not be read; each was dropped.
     pub corrupt_blocks: u64,
     /// Loads whose transfer failed.
     pub failed_loads: u64,
@@ -203,7 +204,7 @@ pub(super) fn trouble(reads: Health, writes: Health) -> Option<String> {
     troubles.into_iter().flatten().reduce(|reads, writes| format!("{reads}, {writes}"))
 }
 
-/// A block on a disk, as reported to the core after a restart.
+/// A block on a disk, by its record there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockInfo {
     /// The block's key.
@@ -221,6 +222,11 @@ pub struct BlockInfo {
 }
 
 impl BlockInfo {
+    pub(super) fn new(record: &Record, entry: &Entry, segment: u32) -> BlockInfo {
+        let Record { key, first_page, length_bytes, checksum, .. } = *record;
+        BlockInfo { key, segment, first_page, length_bytes, checksum, is_hot: entry.is_hot }
+    }
+
     /// Where the payload starts on a disk of this geometry, in bytes.
     pub fn offset_bytes(&self, geometry: &Geometry) -> u64 {
         geometry.at(self.segment, self.first_page)

@@ -6,6 +6,8 @@
 
 use std::collections::VecDeque;
 
+use forebay_core::Fingerprint;
+
 use super::layout::{Footer, Geometry, RECORDS_PER_SEGMENT, Record};
 
 /// Where a segment stands in its life.
@@ -38,8 +40,20 @@ pub(super) struct Segment {
     pub next_page: u32,
     /// Appended records, which need space in the footer.
     pub appended: u32,
-    /// Whole records for the footer; empty once it is written.
+    /// Whole records for the footer; empty once it is written, unless that has failed.
     pub whole: Vec<Record>,
+    /// Records in the footer that was written.
+    pub listed: u32,
+    /// Records of blocks that are in no footer, and that a restart might find all the same.
+    pub doubted: Vec<Record>,
+    /// Blocks that were evicted from an earlier life, until nothing of that can come back.
+    pub evicted: Vec<Fingerprint>,
+    /// The life of which the index has entries.
+    pub life_of_entries: u64,
+    /// Entries of the index for blocks in it, served or not.
+    pub entries: u32,
+    /// Its list cannot be read: none of its blocks is served.
+    pub is_lost: bool,
     /// The first record that may be incomplete: the mark does not pass it.
     pub first_bad: Option<u64>,
     /// The first batch that recovery could not reach, because an earlier head could not be written.
@@ -60,6 +74,12 @@ impl Segment {
             next_page: 1,
             appended: 0,
             whole: Vec::new(),
+            listed: 0,
+            doubted: Vec::new(),
+            evicted: Vec::new(),
+            life_of_entries: life,
+            entries: 0,
+            is_lost: false,
             first_bad: None,
             broken_from: None,
             readers: 0,
@@ -99,8 +119,16 @@ pub(super) struct Space {
     /// takes 2 ms where pages are slow to come.
     pub spare: Vec<Record>,
     pub active: Option<u32>,
-    pub erasing: Option<u32>,
     pub last_life: u64,
+    /// The latest life of a segment that was written to.
+    pub last_written_life: u64,
+}
+
+/// Where a record stands in the log.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Position {
+    life: u64,
+    page: u32,
 }
 
 impl Space {
@@ -115,13 +143,22 @@ impl Space {
             closing: VecDeque::new(),
             spare: Vec::new(),
             active: None,
-            erasing: None,
             last_life: 0,
+            last_written_life: 0,
         }
     }
 
     pub fn segment(&mut self, index: u32) -> &mut Segment {
         &mut self.segments[index as usize]
+    }
+
+    /// The index has one more entry of a block in this segment, or one less.
+    pub fn enter(&mut self, segment: u32) {
+        self.segment(segment).entries += 1;
+    }
+
+    pub fn leave(&mut self, segment: u32) {
+        self.segment(segment).entries -= 1;
     }
 
     /// A block's latest record lies in this segment.
@@ -156,7 +193,8 @@ impl Space {
             whole.reserve_exact(RECORDS_PER_SEGMENT.min(self.geometry.pages()) as usize);
             let segment = self.segment(next);
             (segment.state, segment.whole) = (SegmentState::Active, whole);
-            self.active = Some(next);
+            let life = segment.life;
+            (self.active, self.last_written_life) = (Some(next), life);
         }
         can_roll
     }
@@ -204,9 +242,32 @@ impl Space {
         self.last_life += 1;
         let life = self.last_life;
         let segment = self.segment(index);
-        let readers = segment.readers;
-        *segment = Segment { state: SegmentState::Erasing, readers, ..Segment::free(life) };
-        self.erasing = Some(index);
+        let Segment { readers, life_of_entries, entries, is_lost, .. } = *segment;
+        let evicted = std::mem::take(&mut segment.evicted);
+        let state = SegmentState::Erasing;
+        *segment = Segment { state, readers, evicted, life_of_entries, entries, is_lost, ..Segment::free(life) };
         Some(index)
+    }
+
+    /// Of a page in a segment.
+    pub fn position(&self, segment: u32, page: u32) -> Position {
+        Position { life: self.segments[segment as usize].life_of_entries, page }
+    }
+
+    /// All records that were written, or are being written, lie before it.
+    pub fn end(&self) -> Position {
+        match self.active {
+            Some(active) => self.position(active, self.segments[active as usize].next_page),
+            None => Position { life: self.last_written_life + 1, page: 0 },
+        }
+    }
+
+    /// Of the segments with a list, the one with the earliest life that is not before `life`. `victim` is being
+    /// emptied.
+    pub fn oldest_from(&self, life: u64, victim: Option<u32>) -> Option<u32> {
+        let life_of = |index: &u32| self.segments[*index as usize].life;
+        let closed = self.closed.get(self.closed.partition_point(|index| life_of(index) < life));
+        let others = self.closing.iter().chain(&self.active).chain(&victim).filter(|index| life_of(index) >= life);
+        closed.into_iter().chain(others).min_by_key(|index| life_of(index)).copied()
     }
 }

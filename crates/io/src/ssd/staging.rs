@@ -6,6 +6,7 @@ use forebay_core::checksum::combine;
 use forebay_core::{Error, ErrorKind};
 
 use super::layout::{FOOTER_BYTES, PAGE, PAGE_BYTES, PURGES_PAGES, Page};
+use super::lists::{READERS, Reader};
 use crate::uring::{Memory, Span};
 
 /// Blocks are carried over, and recovery reads, in pieces of this size.
@@ -20,8 +21,10 @@ const PROBE_AT: u64 = HEADER_AT + PAGE;
 const LOOK_AT: u64 = PROBE_AT + PAGE;
 const PURGES_AT: u64 = LOOK_AT + PAGE;
 
+const LISTS_AT: u64 = PURGES_AT + PURGES_PAGES as u64 * PAGE;
+
 /// Bytes that a disk needs; memory is allocated on first touch.
-pub const STAGING_BYTES: usize = (PURGES_AT + PURGES_PAGES as u64 * PAGE) as usize;
+pub const STAGING_BYTES: usize = (LISTS_AT + READERS as u64 * FOOTER_BYTES) as usize;
 
 /// See the module documentation.
 pub(super) struct Staging {
@@ -60,6 +63,11 @@ impl Staging {
     /// The first pages of those from which the list of purges is written, and into which it is read.
     pub fn purges(pages: u32) -> Span {
         Span::staging(PURGES_AT, pages * PAGE as u32)
+    }
+
+    /// A part of the space into which a reader reads lists.
+    pub fn list(reader: Reader, at: u32, len: u32) -> Span {
+        Span::staging(LISTS_AT + reader as u64 * FOOTER_BYTES + u64::from(at), len)
     }
 
     pub fn probe() -> Span {

@@ -16,6 +16,7 @@
 //! Only a store shows that a disk which refused stores takes them again. So such a disk gets one a second, and if the
 //! disk refuses it, another disk gets it.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
-use forebay_core::{BlockKey, ErrorKind, NamespaceId, Result};
+use forebay_core::{BlockKey, ErrorKind, Fingerprint, NamespaceId, Result};
 
 use super::claim::{DiskClaim, OpenedDisk};
 use super::config::SsdConfig;
@@ -32,6 +33,8 @@ use super::disk::Disk;
 use super::inbox::{Inbox, News};
 use super::index::{Entry, Index};
 use super::io::RETRY_INTERVAL;
+use super::layout::{Geometry, Record};
+use super::lists::{Reader, Step, Walk};
 use super::placement::{Choice, Disks, Placement};
 use super::pool_purges::PoolPurges;
 use super::purges::purge_time_after;
@@ -42,6 +45,8 @@ use crate::uring::{Region, Waker};
 
 /// Places of the index that one call of [`Ssd::take_found`] goes through: the owner inserts each block into a table.
 const PLACES_AT_A_TIME: u32 = 512;
+/// Records that one step of [`Ssd::walk`] looks at.
+const RECORDS_AT_A_TIME: u32 = 256;
 /// A disk that could not be read for so long is given up until it can. A drive that resets is back before.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(10);
 
@@ -62,6 +67,8 @@ pub struct Ssd {
     gone: VecDeque<(Index, u32)>,
     /// Namespaces of which a disk had blocks that were purged while it was away, or the pool may have such blocks.
     void: BTreeSet<NamespaceId>,
+    /// The walk under way: the place of the disk, and how far it is there.
+    walk: (usize, Walk),
     pool: PoolPurges,
     /// What the pool has heard of from the first disk that it met, until the owner takes it.
     heard: Option<BTreeMap<NamespaceId, u64>>,
@@ -82,6 +89,8 @@ struct Part {
     sick_since: Option<Duration>,
     /// Its blocks are not served.
     is_given_up: bool,
+    /// Namespaces for which a walk has passed it over, because it cannot be read, and none has gone through it since.
+    unread: BTreeSet<NamespaceId>,
     next_trial: Duration,
 }
 
@@ -93,6 +102,7 @@ impl Part {
             state: State::Awaited,
             sick_since: None,
             is_given_up: false,
+            unread: BTreeSet::new(),
             next_trial: Duration::ZERO,
         }
     }
@@ -106,11 +116,16 @@ impl Part {
     }
 
     fn has(&self, key: &BlockKey) -> bool {
-        self.disk().is_some_and(|disk| disk.block(key).is_some())
+        self.disk().is_some_and(|disk| disk.has(key))
     }
 
     fn serves(&self, key: &BlockKey) -> bool {
         !self.is_given_up && self.has(key)
+    }
+
+    fn serves_some(&self, block: Fingerprint) -> bool {
+        let is_served = |disk: &Disk| disk.index.entry_of(block).is_some_and(|entry| entry.is_served());
+        !self.is_given_up && self.disk().is_some_and(is_served)
     }
 }
 
@@ -158,6 +173,7 @@ impl Ssd {
             lost: VecDeque::new(),
             gone: VecDeque::new(),
             void: BTreeSet::new(),
+            walk: (0, Walk::new(Reader::Purge)),
             pool: PoolPurges::default(),
             heard: None,
             noting: BTreeMap::new(),
@@ -194,7 +210,6 @@ impl Ssd {
 
     /// As if the owner had asked for all that was found.
     fn told(mut self) -> Ssd {
-        while self.withdraw_void() {}
         self.found.clear();
         self
     }
@@ -238,16 +253,16 @@ impl Ssd {
         self.parts.iter().all(|part| part.is_earlier_io_done)
     }
 
-    /// Appends some of the blocks of disks that came. True if there are more; then it wakes the owner. A block that is
-    /// stored meanwhile may be among them.
-    pub fn take_found(&mut self, found: &mut Vec<BlockKey>) -> bool {
-        if !self.withdraw_void()
-            && let Some((place, at)) = self.found.pop_front()
-            && let State::Open(disk) = &self.parts[place].state
+    /// Appends some of the blocks of disks that came, by the fingerprints of [`SsdConfig::hasher`], and the namespaces
+    /// of which these disks have blocks. True if there are more; then it wakes the owner. A block that is stored
+    /// meanwhile may be among them, and one that was purged while its disk was away.
+    pub fn take_found(&mut self, found: &mut Vec<Fingerprint>, namespaces: &mut Vec<NamespaceId>) -> bool {
+        if let Some((place, at)) = self.found.pop_front()
+            && let State::Open(disk) = &mut self.parts[place].state
         {
+            namespaces.append(&mut disk.namespaces);
             let (entries, next) = disk.index.piece(at, PLACES_AT_A_TIME);
-            let served = entries.filter(|entry| !entry.is_withdrawn);
-            found.extend(served.map(Entry::key));
+            found.extend(entries.filter(Entry::is_served).map(|entry| entry.block));
             next.into_iter().for_each(|at| self.found.push_front((place, at)));
         }
         let is_more = self.has_more_found();
@@ -259,21 +274,7 @@ impl Ssd {
 
     /// Whether [`Ssd::take_found`] has more blocks of disks that came.
     pub fn has_more_found(&self) -> bool {
-        !self.found.is_empty() || self.disks().any(|disk| disk.void.is_some())
-    }
-
-    /// Withdraws some blocks that were purged while their disk was away. False if there are none.
-    fn withdraw_void(&mut self) -> bool {
-        for (place, part) in self.parts.iter_mut().enumerate() {
-            let (Some(disk), mut keys) = (part.disk_mut(), Vec::new()) else { continue };
-            if disk.withdraw_void(PLACES_AT_A_TIME, &mut keys) {
-                if !self.found.contains(&(place, 0)) {
-                    keys.into_iter().for_each(|key| disk.tell_evicted(key));
-                }
-                return true;
-            }
-        }
-        false
+        !self.found.is_empty()
     }
 
     /// Namespaces that were purged while a disk was away, and are due again. Blocks that the disk has of them are not
@@ -346,6 +347,7 @@ impl Ssd {
                     self.inbox.waker.wake();
                 }
             } else if part.sick_since.take().is_some() && std::mem::take(&mut part.is_given_up) {
+                self.void.extend(&part.unread);
                 self.lost.retain(|(other, _)| *other != place);
                 self.found.push_back((place, 0));
                 self.inbox.waker.wake();
@@ -359,34 +361,64 @@ impl Ssd {
         self.disks_mut().for_each(|disk| disk.io.engine.register(populated_bytes));
     }
 
-    /// The index's record of a block; does no I/O.
-    pub fn block(&self, key: &BlockKey) -> Option<BlockInfo> {
-        self.disks().find_map(|disk| disk.block(key))
+    /// What the index knows of a block that can be loaded; does no I/O.
+    pub fn block(&self, key: &BlockKey) -> Option<HeldBlock> {
+        let Entry { spot, length_bytes, is_hot, .. } = self.disks().find_map(|disk| disk.served(key))?;
+        Some(HeldBlock { segment: spot.segment, first_page: spot.first_page, length_bytes, is_hot })
     }
 
-    /// All blocks, disk by disk, the oldest first.
-    pub fn blocks(&self) -> impl Iterator<Item = BlockInfo> {
-        self.disks().flat_map(Disk::blocks)
+    /// Goes on with the walk through the lists of all disks for the blocks of these namespaces, the same from its start
+    /// to its end, or begins a new one. Blocks come disk by disk, the oldest first, also those that are not served any
+    /// more and that a restart might find. A block that is there from the start of the walk to its end is met, perhaps
+    /// twice; one that is stored meanwhile may be missing. Takes at most some 100 us: lists are read from the disks,
+    /// one at a time, and while one is read the walk waits. A disk that cannot be read for long is passed over, and a
+    /// segment whose list cannot be read.
+    pub fn walk(&mut self, is_new: bool, namespaces: &BTreeSet<NamespaceId>) -> Walked {
+        if is_new {
+            self.walk = (0, Walk::new(Reader::Purge));
+        }
+        let (place, walk) = &mut self.walk;
+        while let Some(part) = self.parts.get_mut(*place) {
+            let readable = if part.is_given_up { None } else { part.disk_mut() };
+            let was_read = readable.is_some();
+            let step = readable.map_or(Step::End, |disk| {
+                let is_wanted = |record: &Record| namespaces.contains(&record.key.namespace);
+                let step = disk.walk_on(walk, RECORDS_AT_A_TIME, is_wanted);
+                disk.io.submit();
+                step
+            });
+            match step {
+                Step::Blocks(segment, blocks) => {
+                    let blocks = blocks.iter().map(|(record, entry)| BlockInfo::new(record, entry, segment));
+                    return Walked::Blocks(blocks.collect());
+                }
+                Step::Waits => return Walked::Waits,
+                Step::End => {
+                    match was_read {
+                        true => part.unread.retain(|namespace| !namespaces.contains(namespace)),
+                        false => part.unread.extend(namespaces),
+                    }
+                    (*place, *walk) = (*place + 1, Walk::new(Reader::Purge));
+                }
+            }
+        }
+        Walked::End
     }
 
-    /// The wanted keys in up to `places` places of the index, from `at` on (0 at first), and where to go on; `None` at
-    /// the end. A block keeps its place until it is removed. One that is stored meanwhile may be missing.
-    pub fn piece(&self, at: u64, places: u32, is_wanted: impl Fn(&BlockKey) -> bool) -> (Vec<BlockKey>, Option<u64>) {
-        let (number, place) = ((at >> 32) as usize, at as u32);
-        let Some(disk) = self.disks().nth(number) else { return (Vec::new(), None) };
-        let (keys, next) = disk.piece(place, places, is_wanted);
-        let is_last = number + 1 == self.disks().count();
-        let next = next.map(|place| (number as u64) << 32 | u64::from(place));
-        (keys, next.or_else(|| (!is_last).then_some((number as u64 + 1) << 32)))
-    }
-
-    /// The share of the places that lie before `at`, where [`Ssd::piece`] goes on.
-    pub fn ratio_before(&self, at: u64) -> f64 {
-        let (number, place) = ((at >> 32) as usize, u64::from(at as u32));
-        let places = self.disks().map(|disk| disk.index.capacity() as u64);
-        let (before, all) = places.enumerate().fold((place, 0), |(before, all), (disk, places)| {
-            (if disk < number { before + places } else { before }, all + places)
-        });
+    /// The share of the segments that the walk has gone through.
+    pub fn walked_ratio(&self) -> f64 {
+        let (place, walk) = &self.walk;
+        let (mut before, mut all) = (0, 0);
+        for (number, part) in self.parts.iter().enumerate() {
+            let Some(disk) = part.disk() else { continue };
+            let (reached, segments) = disk.ratio_before(walk);
+            all += segments;
+            before += match number.cmp(place) {
+                Ordering::Less => segments,
+                Ordering::Equal => reached,
+                Ordering::Greater => 0,
+            };
+        }
         if all == 0 { 0.0 } else { before as f64 / all as f64 }
     }
 
@@ -401,7 +433,11 @@ impl Ssd {
         let time_of = |namespace| self.noting.get(namespace).copied().unwrap_or(time);
         let times = namespaces.iter().map(|namespace| (*namespace, time_of(namespace)));
         let times: BTreeMap<NamespaceId, u64> = times.collect();
-        self.disks_mut().for_each(|disk| disk.note_purged(&times));
+        for part in &mut self.parts {
+            if let State::Open(disk) = &mut part.state {
+                disk.note_purged(&times, &part.unread);
+            }
+        }
         self.disks_mut().for_each(Disk::start);
         self.noting.extend(times);
     }
@@ -416,25 +452,30 @@ impl Ssd {
         Some(are_noted)
     }
 
-    /// Appends the keys of blocks that the disks evicted to free space since the last call. Call it after `poll` and
-    /// after its completions were handled: a block may be stored and evicted in one turn, and is then reported here
-    /// last.
-    pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
-        let before = keys.len();
-        self.disks_mut().for_each(|disk| disk.take_evicted(keys));
-        self.take_gone(keys);
-        self.take_lost(keys);
-        let mut evicted = keys.split_off(before);
-        evicted.retain(|key| !self.parts.iter().any(|part| part.serves(key)));
-        keys.append(&mut evicted);
+    /// Appends the keys of blocks that the disks evicted to free space since the last call, and the fingerprints of
+    /// those that were lost with a disk, or with the list of a segment. Call it after `poll` and after its completions
+    /// were handled: a block may be stored and evicted in one turn, and is then reported here last.
+    pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>, lost: &mut Vec<Fingerprint>) {
+        let before = (keys.len(), lost.len());
+        for disk in self.parts.iter_mut().filter_map(Part::disk_mut) {
+            disk.take_evicted(keys);
+            lost.append(&mut disk.lost);
+        }
+        self.take_gone(lost);
+        self.take_lost(lost);
+        let (mut own_keys, mut own_lost) = (keys.split_off(before.0), lost.split_off(before.1));
+        own_keys.retain(|key| !self.parts.iter().any(|part| part.serves(key)));
+        own_lost.retain(|block| !self.parts.iter().any(|part| part.serves_some(*block)));
+        keys.append(&mut own_keys);
+        lost.append(&mut own_lost);
     }
 
     /// Some of the blocks of a disk that was given up.
-    fn take_lost(&mut self, keys: &mut Vec<BlockKey>) {
+    fn take_lost(&mut self, lost: &mut Vec<Fingerprint>) {
         let Some((place, at)) = self.lost.pop_front() else { return };
         let Some(disk) = self.parts[place].disk() else { return };
         let (entries, next) = disk.index.piece(at, PLACES_AT_A_TIME);
-        keys.extend(entries.filter(|entry| !entry.is_withdrawn).map(Entry::key));
+        lost.extend(entries.filter(Entry::is_served).map(|entry| entry.block));
         next.into_iter().for_each(|at| self.lost.push_front((place, at)));
         if !self.lost.is_empty() {
             self.inbox.waker.wake();
@@ -442,10 +483,10 @@ impl Ssd {
     }
 
     /// Some of the blocks that went with a disk.
-    fn take_gone(&mut self, keys: &mut Vec<BlockKey>) {
+    fn take_gone(&mut self, lost: &mut Vec<Fingerprint>) {
         let Some((index, at)) = self.gone.pop_front() else { return };
         let (entries, next) = index.piece(at, PLACES_AT_A_TIME);
-        keys.extend(entries.filter(|entry| !entry.is_withdrawn).map(Entry::key));
+        lost.extend(entries.filter(Entry::is_served).map(|entry| entry.block));
         match next {
             Some(at) => self.gone.push_front((index, at)),
             None => drop_aside(index),
@@ -553,7 +594,7 @@ impl Ssd {
         self.found.push_back((place, 0));
         let part = &mut self.parts[place];
         (part.is_earlier_io_done, part.state) = (true, State::Open(Box::new(disk)));
-        (part.sick_since, part.is_given_up) = (None, false);
+        (part.sick_since, part.is_given_up, part.unread) = (None, false, BTreeSet::new());
         self.compare_purges();
     }
 
@@ -563,7 +604,8 @@ impl Ssd {
             let State::Open(disk) = &mut part.state else { continue };
             if disk.is_gone() {
                 completions.append(&mut disk.completions);
-                self.gone.push_back((std::mem::replace(&mut disk.index, Index::new(0, 1)), 0));
+                let none = Index::new(0, 1, disk.index.hasher().clone());
+                self.gone.push_back((std::mem::replace(&mut disk.index, none), 0));
                 let missing = State::Missing(std::mem::take(&mut disk.why_taken));
                 drop_aside(std::mem::replace(&mut part.state, missing));
                 self.inbox.waker.wake();
@@ -737,6 +779,37 @@ impl Timed for Ssd {
     fn advance(&mut self, now: Duration) {
         self.tick(now);
     }
+}
+
+/// A block that can be loaded, as the index knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeldBlock {
+    /// The segment in which a load finds it, and the first page there; both change when the block is carried over.
+    pub segment: u32,
+    /// See `segment`.
+    pub first_page: u32,
+    /// Bytes of the block without padding.
+    pub length_bytes: u64,
+    /// Whether it was read since it was written.
+    pub is_hot: bool,
+}
+
+impl HeldBlock {
+    /// Where the payload starts on a disk of this geometry, in bytes.
+    pub fn offset_bytes(&self, geometry: &Geometry) -> u64 {
+        geometry.at(self.segment, self.first_page)
+    }
+}
+
+/// A step of [`Ssd::walk`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Walked {
+    /// Those of some blocks that are wanted; the walk goes on at once.
+    Blocks(Vec<BlockInfo>),
+    /// A disk reads a list, or something else has to end first. Then the tier wakes the owner.
+    Waits,
+    /// All blocks were looked at.
+    End,
 }
 
 /// An index of millions, and an engine's threads, take milliseconds to go. Where the system starts no thread, they go

@@ -138,7 +138,7 @@ impl Disk {
                     break;
                 }
                 if matches!(op.kind, OpKind::Remove) {
-                    self.withdraw(&op.key);
+                    self.withdraw(self.index.hasher().block(&op.key));
                 }
                 self.log.busy.insert(op.key);
                 if let Some(span) = self.slot_of(&op, u64::from(own_pages) * PAGE).filter(|_| own_pages > 0) {
@@ -168,7 +168,8 @@ impl Disk {
 
     /// A block that exists need not be written, and an absent one need not be removed.
     fn answered_at_once(&mut self, op: &Operation) -> bool {
-        let is_same = |entry: &Entry| entry.checksum == op.checksum && entry.length_bytes == op.length_bytes;
+        let proof = self.index.hasher().proof(&op.key, op.length_bytes, op.checksum);
+        let is_same = |entry: &Entry| entry.length_bytes == op.length_bytes && entry.proof == proof;
         let outcome = match op.kind {
             OpKind::Store => self.served(&op.key).is_some_and(|entry| is_same(&entry)).then_some(Outcome::Stored),
             _ => self.index.record(&op.key).is_none().then_some(Outcome::Absent),
@@ -192,7 +193,7 @@ impl Disk {
 
     /// Records that a block was read, so that it is carried over, even after a restart.
     pub(super) fn note_touch(&mut self, key: &BlockKey) {
-        if self.index.touch(key) {
+        if self.index.touch(self.index.hasher().block(key)) {
             self.log.note(key);
         }
     }

@@ -1,13 +1,14 @@
 //! A tier on a simulated disk, and blocks whose bytes are known from their number.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::checksum::checksum;
 use forebay_core::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
-use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, PAGE_BYTES, SlotId};
-use forebay_io::ssd::{BlockInfo, Medium, STAGING_BYTES, Ssd, SsdConfig};
+use forebay_core::tiers::TierHasher;
+use forebay_core::{BlockHash, BlockKey, Fingerprint, Generation, NamespaceId, PAGE_BYTES, SlotId};
+use forebay_io::ssd::{BlockInfo, Medium, STAGING_BYTES, Ssd, SsdConfig, Walked};
 use forebay_io::uring::{Memory, Region, Simulated, SimulatedDisk};
 
 use crate::files::turn_taken;
@@ -23,6 +24,7 @@ pub fn small_config() -> SsdConfig {
     let mut config = SsdConfig::new(Vec::new());
     config.segment_bytes = Some(64 * KIB);
     config.depth = 16;
+    config.hasher = hasher();
     config.trim = true;
     config
 }
@@ -163,19 +165,45 @@ impl Bed {
     }
 
     /// The blocks that are there, as stores that passed.
-    pub fn holds_numbers(&self) -> BTreeMap<u64, Outcome> {
-        self.ssd.blocks().map(|block| (number_of(&block.key), Outcome::Stored)).collect()
+    pub fn holds_numbers(&mut self) -> BTreeMap<u64, Outcome> {
+        self.blocks().into_iter().map(|block| (number_of(&block.key), Outcome::Stored)).collect()
+    }
+
+    /// What the lists of all disks have, blocks that are not served too. Takes turns while lists are read.
+    pub fn listed(&mut self) -> Vec<BlockInfo> {
+        let (mut is_new, mut all) = (true, Vec::<BlockInfo>::new());
+        for _ in 0..100_000 {
+            match self.ssd.walk(std::mem::take(&mut is_new), &namespaces()) {
+                Walked::Blocks(some) => all.extend(some),
+                Walked::Waits => self.turn(),
+                Walked::End => {
+                    // A block that was carried over meanwhile was met twice.
+                    let mut met = HashSet::new();
+                    all.reverse();
+                    all.retain(|block| met.insert(block.key));
+                    all.reverse();
+                    return all;
+                }
+            }
+        }
+        panic!("a walk does not end: {:?}", self.ssd.report());
+    }
+
+    /// The blocks that can be loaded, disk by disk, the oldest first.
+    pub fn blocks(&mut self) -> Vec<BlockInfo> {
+        let listed = self.listed().into_iter();
+        listed.filter(|block| self.ssd.block(&block.key).is_some()).collect()
     }
 
     /// The blocks that the tier gave up since this was asked last.
     pub fn evictions(&mut self) -> Vec<u64> {
-        let mut keys = Vec::new();
-        self.ssd.take_evicted(&mut keys);
-        keys.iter().map(number_of).collect()
+        let (mut keys, mut lost) = (Vec::new(), Vec::new());
+        self.ssd.take_evicted(&mut keys, &mut lost);
+        keys.iter().map(number_of).chain(numbers_of(&lost)).collect()
     }
 
-    pub fn holds(&self) -> HashMap<BlockKey, BlockInfo> {
-        self.ssd.blocks().map(|block| (block.key, block)).collect()
+    pub fn holds(&mut self) -> HashMap<BlockKey, BlockInfo> {
+        self.blocks().into_iter().map(|block| (block.key, block)).collect()
     }
 }
 
@@ -207,6 +235,23 @@ pub fn key(number: u64) -> BlockKey {
     let mut hash = [0x5A; 32];
     hash[..8].copy_from_slice(&number.to_be_bytes());
     BlockKey { namespace: NamespaceId(7), group: 2, hash: BlockHash::new(&hash).unwrap() }
+}
+
+/// All namespaces of these tests that are walked through.
+pub fn namespaces() -> BTreeSet<NamespaceId> {
+    [7, 100, 101, 102].map(NamespaceId).into()
+}
+
+/// What names the blocks of all tiers of these tests.
+pub fn hasher() -> TierHasher {
+    TierHasher::new(0x00de_11ca_7e5e_edfe)
+}
+
+/// The numbers of these blocks, in the order of numbers.
+pub fn numbers_of(blocks: &[Fingerprint]) -> impl Iterator<Item = u64> {
+    let wanted: HashSet<Fingerprint> = blocks.iter().copied().collect();
+    let most = if blocks.is_empty() { 0 } else { 20_000 };
+    (0..most).filter(move |number| wanted.contains(&hasher().hash(&key(*number))))
 }
 
 pub fn number_of(key: &BlockKey) -> u64 {

@@ -26,7 +26,7 @@ pub fn image() -> (Vec<u8>, BTreeMap<u64, u64>) {
     bed.settle();
     let states: Vec<SegmentState> = bed.ssd.segments(0).iter().map(|segment| segment.state).collect();
     assert!(states.contains(&SegmentState::Closed) && states.contains(&SegmentState::Active), "{states:?}");
-    let lengths = bed.ssd.blocks().map(|block| (number_of(&block.key), block.length_bytes)).collect();
+    let lengths = bed.blocks().into_iter().map(|block| (number_of(&block.key), block.length_bytes)).collect();
     (bed.disk.image(), lengths)
 }
 
@@ -149,8 +149,8 @@ fn a_page_that_cannot_be_read_costs_no_block_on_other_pages() {
         disk.set_unreadable(&[bad]);
         assert_eq!(readable(&disk), lengths.len(), "of the footer");
     }
-    let bed = Bed::open(&SimulatedDisk::from_image(image.clone()), &small_config(), None).unwrap();
-    for block in bed.ssd.blocks().filter(|block| block.segment == 0) {
+    let mut bed = Bed::open(&SimulatedDisk::from_image(image.clone()), &small_config(), None).unwrap();
+    for block in bed.blocks().into_iter().filter(|block| block.segment == 0) {
         let disk = SimulatedDisk::from_image(image.clone());
         disk.alter(last_page + 40, |bytes| bytes[0] ^= 1);
         disk.set_unreadable(&[segment_at(0) + block.first_page as usize * PAGE]);
@@ -212,9 +212,9 @@ fn a_flip_in_a_head_of_the_open_segment_costs_what_lies_behind_it() {
 #[test]
 fn a_flip_in_a_payload_costs_that_block() {
     let (image, lengths) = image();
-    let bed = Bed::open(&SimulatedDisk::from_image(image.clone()), &small_config(), None).unwrap();
+    let mut bed = Bed::open(&SimulatedDisk::from_image(image.clone()), &small_config(), None).unwrap();
     let geometry = bed.ssd.report()[0].geometry;
-    for block in bed.ssd.blocks() {
+    for block in bed.blocks() {
         let at = block.offset_bytes(&geometry) as usize;
         for offset in [0, block.length_bytes / 2, block.length_bytes - 1] {
             let there = survivors(&image, &lengths, at + offset as usize, 5);
@@ -236,7 +236,7 @@ fn an_audit_names_the_damaged_and_writes_nothing() {
     let report = inspection.report();
     assert!(report.lifetime_amplification().is_some_and(|times| times > 1.0), "{report:?}");
     assert!((0.1..0.9).contains(&report.live_ratio()), "{report:?}");
-    let [first, third] = [0, 2].map(|nth| inspection.blocks().nth(nth).unwrap());
+    let [first, third] = [0, 2].map(|nth| inspection.blocks().nth(nth).unwrap().unwrap());
     for block in [first, third] {
         disk.alter(block.offset_bytes(&report.geometry) as usize, |bytes| bytes[0] ^= 1);
     }

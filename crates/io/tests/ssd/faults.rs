@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use forebay_core::ErrorKind;
 use forebay_core::tier::{Health, Outcome, Tier};
+use forebay_core::{BlockKey, ErrorKind};
 use forebay_io::ssd::{Ssd, SsdConfig};
 use forebay_io::uring::{Done, Engine, Fault, FaultKind, Region, Request, SimulatedDisk};
 use rustix::io::Errno;
@@ -180,16 +180,11 @@ fn a_bit_that_flips_on_its_way_never_gives_other_bytes() {
     at_every_io(FaultKind::Flipped, 1, false, true);
 }
 
-/// Removes what a walk of the index names, and returns what was acknowledged. Twice, as a purge tries again.
+/// Removes what a walk names, and returns what was acknowledged. Twice, as a purge tries again.
 fn remove_what_is_named(bed: &mut Bed) -> Vec<u64> {
     let mut acknowledged = Vec::new();
     for _ in 0..2 {
-        let (mut at, mut keys) = (Some(0), Vec::new());
-        while let Some(from) = at {
-            let (some, next) = bed.ssd.piece(from, 1000, |_| true);
-            keys.extend(some);
-            at = next;
-        }
+        let keys: Vec<BlockKey> = bed.listed().iter().map(|block| block.key).collect();
         let removals: Vec<_> = keys.iter().map(|key| bed.remove(number_of(key))).collect();
         let outcomes = bed.run(&removals).unwrap();
         let is_gone = |outcome: &Outcome| matches!(outcome, Outcome::Removed | Outcome::Absent);
@@ -218,13 +213,13 @@ fn removed_for_good(kind: FaultKind, count: u64) {
         let acknowledged = remove_what_is_named(&mut bed);
         let is_over = disk.ios() <= nth;
         disk.arm(&[]);
-        let restarted = Bed::open(&SimulatedDisk::from_image(disk.image()), &small_config(), seed).unwrap();
+        let mut restarted = Bed::open(&SimulatedDisk::from_image(disk.image()), &small_config(), seed).unwrap();
         let back: Vec<u64> = restarted.holds_numbers().into_keys().filter(|n| acknowledged.contains(n)).collect();
         assert!(back.is_empty(), "{context}: {back:?} came back after their removal");
         // A pause of the log ends.
         (0..400).for_each(|_| bed.turn());
         remove_what_is_named(&mut bed);
-        let restarted = Bed::open(&SimulatedDisk::from_image(disk.image()), &small_config(), seed).unwrap();
+        let mut restarted = Bed::open(&SimulatedDisk::from_image(disk.image()), &small_config(), seed).unwrap();
         let back: Vec<u64> = restarted.holds_numbers().into_keys().collect();
         assert!(back.is_empty(), "{context}: {back:?} came back after all that was named was removed");
         if is_over {
@@ -258,10 +253,10 @@ fn a_removal_that_failed_is_tried_again_on_the_disk_that_has_the_block() {
     disks[0].arm(&[]);
     (0..400).for_each(|_| bed.turn());
     let acknowledged = remove_what_is_named(&mut bed);
-    let (left, _) = bed.ssd.piece(0, 1000, |_| true);
+    let left = bed.listed();
     assert!(left.is_empty(), "{} of 40 are named for ever", left.len());
     assert_eq!(acknowledged.len(), 40);
-    let restarted = Bed::open(&SimulatedDisk::from_image(disks[0].image()), &config, None).unwrap();
+    let mut restarted = Bed::open(&SimulatedDisk::from_image(disks[0].image()), &config, None).unwrap();
     assert!(restarted.holds().is_empty(), "{:?} came back", restarted.holds_numbers());
 }
 
@@ -287,7 +282,7 @@ fn a_block_that_could_not_be_read_when_the_disk_was_opened_is_removed_for_good()
             continue;
         }
         remove_what_is_named(&mut bed);
-        let restarted = Bed::open(&SimulatedDisk::from_image(disk.image()), &config, None).unwrap();
+        let mut restarted = Bed::open(&SimulatedDisk::from_image(disk.image()), &config, None).unwrap();
         assert!(restarted.holds().is_empty(), "i/o {nth}: {:?} came back", restarted.holds_numbers());
     }
     assert!(unread > 0, "no block's bytes were read at the start");

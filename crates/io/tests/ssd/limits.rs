@@ -165,7 +165,7 @@ fn a_full_disk_gives_up_its_oldest_blocks_and_keeps_those_that_are_read() {
         bed.store_all([(number, 4096)]);
         // One block of many is read again and again.
         assert!(matches!(bed.look(0, 4096), Outcome::Loaded { .. }), "after {number} more blocks");
-        bed.ssd.take_evicted(&mut given_up);
+        bed.ssd.take_evicted(&mut given_up, &mut Vec::new());
     }
     assert!(given_up.windows(2).all(|pair| pair[0] != pair[1]) && !given_up.contains(&key(0)));
     let held = bed.holds();
@@ -217,7 +217,7 @@ fn a_disk_that_fails_costs_its_own_blocks_and_no_others() {
     let media = vec![medium(&disks[0], Some(1), &pool, 1), medium(&disks[1], Some(2), &pool, 2)];
     let mut bed = Bed::with(Ssd::on(media, &config).unwrap(), pool, &disks[0]);
     bed.store_all((0..40).map(|number| (number, 4096)));
-    let of_first: Vec<u64> = disks_blocks(&bed, 0);
+    let of_first: Vec<u64> = disks_blocks(&mut bed, 0);
     assert!((5..35).contains(&of_first.len()), "both disks are used: {} of 40 on the first", of_first.len());
     disks[0].arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Error(rustix::io::Errno::IO) }]);
     for number in 0..40 {
@@ -291,7 +291,7 @@ fn a_disk_whose_loads_are_late_is_left_alone_and_the_other_serves() {
     let media = vec![medium(&disks[0], None, &pool, 1), medium(&disks[1], None, &pool, 2)];
     let mut bed = Bed::with(Ssd::on(media, &config).unwrap(), pool, &disks[0]);
     bed.store_all((0..60).map(|number| (number, 4096)));
-    let of_first = disks_blocks(&bed, 0);
+    let of_first = disks_blocks(&mut bed, 0);
     disks[0].arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Delayed(20) }]);
     let late: Vec<_> = (0..8).map(|slot| bed.load(of_first[slot as usize], slot, 4096)).collect();
     assert_eq!(bed.ssd.submit(&late), 8);
@@ -312,10 +312,10 @@ fn a_disk_whose_loads_are_late_is_left_alone_and_the_other_serves() {
     assert!(matches!(bed.look(of_first[0], 4096), Outcome::Loaded { .. }), "after a second it is tried again");
 }
 
-fn disks_blocks(bed: &Bed, disk: usize) -> Vec<u64> {
+fn disks_blocks(bed: &mut Bed, disk: usize) -> Vec<u64> {
     let blocks = bed.ssd.report()[disk].blocks as usize;
     // Blocks come disk by disk.
-    let all: Vec<u64> = bed.ssd.blocks().map(|block| number_of(&block.key)).collect();
+    let all: Vec<u64> = bed.blocks().into_iter().map(|block| number_of(&block.key)).collect();
     assert_eq!(disk, 0);
     all[..blocks].to_vec()
 }

@@ -15,6 +15,8 @@ mod fixture;
 mod fuzz;
 mod kill;
 mod limits;
+mod lists;
+mod model;
 mod placement;
 mod purges;
 mod soak;

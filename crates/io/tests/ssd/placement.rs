@@ -14,7 +14,7 @@ use forebay_io::ssd::{DiskClaim, Ssd, SsdConfig};
 use forebay_io::uring::{Fault, FaultKind, Region, SimulatedDisk};
 use rustix::io::Errno;
 
-use crate::bed::{Bed, Dice, KIB, MIB, SLOT_BYTES, SLOTS, blank, key, medium, number_of, small_config};
+use crate::bed::{Bed, Dice, KIB, MIB, SLOT_BYTES, SLOTS, blank, key, medium, number_of, numbers_of, small_config};
 use crate::files::{file_config, home};
 
 const BLOCK_BYTES: u64 = 4 * KIB;
@@ -67,8 +67,8 @@ fn is_stored(outcome: &Outcome) -> bool {
 }
 
 /// The blocks of each disk.
-fn by_disk(bed: &Bed) -> Vec<Vec<u64>> {
-    let mut blocks = bed.ssd.blocks().map(|block| number_of(&block.key));
+fn by_disk(bed: &mut Bed) -> Vec<Vec<u64>> {
+    let mut blocks = bed.blocks().into_iter().map(|block| number_of(&block.key));
     bed.ssd.report().iter().map(|disk| blocks.by_ref().take(disk.blocks as usize).collect()).collect()
 }
 
@@ -136,7 +136,7 @@ fn prompts_outlive_a_lost_disk_by_runs_and_not_by_single_blocks() {
         let numbers = interleaved(&lengths, &mut dice);
         assert!(store(&mut bed, &numbers).iter().all(is_stored));
         bed.settle();
-        let held = by_disk(&bed);
+        let held = by_disk(&mut bed);
         let places: BTreeMap<u64, usize> =
             held.iter().enumerate().flat_map(|(disk, numbers)| numbers.iter().map(move |n| (*n, disk))).collect();
         assert_eq!(places.len(), numbers.len(), "{what}: each block is on one disk");
@@ -165,12 +165,12 @@ fn prompts_outlive_a_lost_disk_by_runs_and_not_by_single_blocks() {
         let others: Vec<_> = (0..DISKS).filter(|disk| *disk != lost).collect();
         let images: Vec<_> = others.iter().map(|disk| SimulatedDisk::from_image(disks[*disk].image())).collect();
         let mut bed = host(&images, &config);
-        let there: HashSet<u64> = bed.ssd.blocks().map(|block| number_of(&block.key)).collect();
+        let there: HashSet<u64> = bed.blocks().into_iter().map(|block| number_of(&block.key)).collect();
         assert!(numbers.iter().all(|number| there.contains(number) == (places[number] != lost)));
         // What is stored again goes to the others, and the prompts are whole.
         let gone: Vec<u64> = numbers.iter().copied().filter(|number| places[number] == lost).collect();
         assert!(store(&mut bed, &gone).iter().all(is_stored));
-        assert_eq!(bed.ssd.blocks().count(), numbers.len());
+        assert_eq!(bed.blocks().len(), numbers.len());
         assert!(matches!(bed.look(gone[0], BLOCK_BYTES), Outcome::Loaded { .. }));
     }
 }
@@ -208,7 +208,7 @@ fn prompts_on_eight_files_are_whole_or_gone_when_one_file_is_lost() {
 
     std::fs::remove_file(config.disks.remove(3).path).unwrap();
     let mut bed = Bed::on_file(open_all(&config, &pool), &pool);
-    let there: HashSet<u64> = bed.ssd.blocks().map(|block| number_of(&block.key)).collect();
+    let there: HashSet<u64> = bed.blocks().into_iter().map(|block| number_of(&block.key)).collect();
     let mut whole = 0;
     for (prompt, length) in (0..).zip(&lengths) {
         let kept = (0..*length).filter(|at| there.contains(&block_of(prompt, *at))).count() as u64;
@@ -218,7 +218,7 @@ fn prompts_on_eight_files_are_whole_or_gone_when_one_file_is_lost() {
     assert!((36..48).contains(&whole), "{whole} of 48 are whole; blocks by disk {counts:?}");
     let gone: Vec<u64> = numbers.iter().copied().filter(|number| !there.contains(number)).collect();
     assert!(store(&mut bed, &gone).iter().all(is_stored));
-    assert_eq!(bed.ssd.blocks().count(), numbers.len());
+    assert_eq!(bed.blocks().len(), numbers.len());
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn one_long_prompt_goes_round_over_all_disks() {
     let numbers: Vec<u64> = (0..(3 * DISKS * RUN) as u64).map(|at| block_of(0, at)).collect();
     assert!(store(&mut bed, &numbers).iter().all(is_stored));
     bed.settle();
-    for mut held in by_disk(&bed) {
+    for mut held in by_disk(&mut bed) {
         held.sort_unstable();
         assert_eq!(held.len(), 3 * RUN);
         for run in held.chunks(RUN) {
@@ -258,7 +258,7 @@ fn prompts_with_one_beginning_do_not_all_go_to_its_disk() {
         assert!(bed.run(&stores).unwrap().iter().all(is_stored));
     }
     bed.settle();
-    let counts: Vec<usize> = by_disk(&bed).iter().map(Vec::len).collect();
+    let counts: Vec<usize> = by_disk(&mut bed).iter().map(Vec::len).collect();
     let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
     assert!(most - least <= 30, "{counts:?}");
 }
@@ -279,7 +279,7 @@ fn blocks_of_all_groups_at_one_position_go_to_one_disk() {
         assert!(bed.run(&stores).unwrap().iter().all(is_stored));
     }
     bed.settle();
-    for held in by_disk(&bed).iter_mut() {
+    for held in by_disk(&mut bed).iter_mut() {
         held.sort_unstable();
         assert!(held.chunks(2).all(|pair| pair.len() == 2 && pair[0] == pair[1]), "{held:?}");
     }
@@ -335,7 +335,7 @@ fn a_disk_that_cannot_be_read_for_long_is_as_one_that_is_missing_until_it_can() 
     let numbers: Vec<u64> = (0..1500).map(|at| block_of(0, at)).collect();
     assert!(store(&mut bed, &numbers).iter().all(is_stored));
     bed.settle();
-    let of_first: Vec<u64> = by_disk(&bed)[0].clone();
+    let of_first: Vec<u64> = by_disk(&mut bed)[0].clone();
     assert!(bed.evictions().is_empty());
     disks[0].arm(&fail_all(FaultKind::Error(Errno::IO)));
     for number in &of_first[..8] {
@@ -359,8 +359,8 @@ fn a_disk_that_cannot_be_read_for_long_is_as_one_that_is_missing_until_it_can() 
     disks[0].arm(&[]);
     (0..400).for_each(|_| bed.turn());
     let mut found = Vec::new();
-    while bed.ssd.take_found(&mut found) {}
-    let found: HashSet<u64> = found.iter().map(number_of).collect();
+    while bed.ssd.take_found(&mut found, &mut Vec::new()) {}
+    let found: HashSet<u64> = numbers_of(&found).collect();
     assert_eq!(found, of_first.iter().copied().collect(), "its blocks are hits again");
     assert!(matches!(bed.look(of_first[700], BLOCK_BYTES), Outcome::Loaded { .. }));
     // A block of which both have a copy is gone when it was removed from both.
@@ -396,7 +396,7 @@ fn a_removal_finds_the_disk_on_which_the_store_is_under_way() {
         assert!(is_stored(&bed.run(&[store, removal]).unwrap()[0]));
         assert_eq!(bed.outcomes[&removal.id], Outcome::Removed, "block {number}");
     }
-    assert_eq!(bed.ssd.blocks().count(), 0);
+    assert_eq!(bed.blocks().len(), 0);
 }
 
 /// Prints what one submission of a store costs the thread that decides.

@@ -29,7 +29,7 @@ fn has_stopped(bed: &mut Bed, blocks: u64) {
     let why = report.trouble().expect("the disk is out of use");
     assert!(why.contains("another daemon, or another path of this host, writes to this disk"), "{why}");
     assert_eq!((bed.ssd.missing(), bed.ssd.health()), (1, Health::Sick(ErrorKind::Unavailable)));
-    assert_eq!(bed.ssd.blocks().count(), 0);
+    assert_eq!(bed.blocks().len(), 0);
     let mut gone = BTreeSet::new();
     while let more = bed.evictions()
         && !more.is_empty()
@@ -49,7 +49,7 @@ fn a_disk_that_another_daemon_opened_has_all_that_was_acknowledged_and_one_daemo
     let disk = blank(&config(), 16);
     for seed in [None, Some(1), Some(2)] {
         let mut first = Bed::open(&disk, &config(), seed).unwrap();
-        let held = first.ssd.blocks().count() as u64;
+        let held = first.blocks().len() as u64;
         first.store_all((held..held + 40).map(|number| (number, 4096)));
         (0..TURNS).for_each(|_| first.turn());
         assert_eq!(first.ssd.missing(), 0, "a daemon alone keeps its disk");
@@ -86,7 +86,7 @@ fn a_daemon_that_was_stopped_writes_nothing_over_the_blocks_of_another() {
     let disk = blank(&config(), 16);
     for seed in [None, Some(1), Some(2)] {
         let mut first = Bed::open(&disk, &config(), seed).unwrap();
-        let held = first.ssd.blocks().count() as u64;
+        let held = first.blocks().len() as u64;
         first.store_all((held..held + 20).map(|number| (number, 4096)));
         first.settle();
         first.now += Duration::from_secs(3);
@@ -153,8 +153,8 @@ fn what_is_under_way_on_a_disk_that_another_takes_ends_once_and_is_not_acknowled
     assert_eq!(first.ssd.submit(&ops), ops.len());
     first.turn();
     disk.arm(&[]);
-    let second = Bed::open(&disk, &config(), None).unwrap();
-    assert_eq!(second.ssd.blocks().count(), 4);
+    let mut second = Bed::open(&disk, &config(), None).unwrap();
+    assert_eq!(second.blocks().len(), 4);
     let outcomes = first.ended(&ops);
     assert_eq!(outcomes, vec![Outcome::Failed(ErrorKind::Unavailable); ops.len()]);
     has_stopped(&mut first, 3);
@@ -202,7 +202,7 @@ fn of_a_disk_and_an_older_copy_of_it_the_disk_is_used_whichever_answers_first() 
             let troubles: Vec<_> = bed.ssd.report().iter().map(|report| report.trouble()).collect();
             assert_eq!((&troubles[used], bed.ssd.missing()), (&None, 1), "{troubles:?}");
             assert!(troubles[1 - used].as_ref().unwrap().contains("it is a copy of"), "{troubles:?}");
-            assert_eq!(bed.ssd.blocks().count(), blocks);
+            assert_eq!(bed.blocks().len(), blocks);
             bed.store_all([(100, 4096)]);
             assert!(matches!(bed.look(100, 4096), Outcome::Loaded { .. }));
             let unused = disks[1 - used].image();

@@ -29,6 +29,7 @@ use crate::serve::{assemble, core_config, pool_config};
 use crate::state::{Shared, State, ToMove, ToVerify};
 use crate::tasks::verify::Verdict;
 use crate::tasks::{relocate, scrub, verify};
+use crate::tiers::spec::Found;
 
 pub const UNIT_BYTES: u64 = 2 << 20;
 const PAGE: usize = 4096;
@@ -338,7 +339,10 @@ impl World {
         self.event(|state| {
             if is_new {
                 let found = medium.get().found();
-                state.tiers.of(tier).found(&found, &mut state.core);
+                let hasher = state.core.tier_hasher();
+                let blocks = found.iter().map(|key| hasher.hash(key)).collect();
+                let namespaces = found.iter().map(|key| key.namespace).collect();
+                state.tiers.of(tier).found(Found { blocks, namespaces }, &mut state.core);
                 state.tiers.of(tier).attach(medium.open(boot), u64::from(boot));
             }
             let State { tiers, core, table, .. } = state;

@@ -16,14 +16,14 @@ use forebay_core::checksum::checksum;
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::Admission;
-use forebay_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
+use forebay_core::{BlockKey, Error, ErrorKind, Fingerprint, NamespaceId, Result};
 use forebay_io::header::Sealing;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::dice::Dice;
 use super::truth::{Holder, SharedTruth};
 use crate::config::{Key, Section};
-use crate::tiers::spec::{Claimed, Driven, Options, TierSpec};
+use crate::tiers::spec::{Claimed, Driven, Options, TierSpec, Walked};
 
 /// Operations at the medium at a time: few, so that others wait in the daemon.
 const MOST: usize = 6;
@@ -150,7 +150,7 @@ impl SharedMedium {
     /// As the daemon of start `boot` has it.
     pub fn open(&self, boot: u32) -> Box<dyn Driven> {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("the system has an eventfd");
-        Box::new(Handle { medium: self.clone(), boot, wake, is_shared: self.get().is_shared })
+        Box::new(Handle { medium: self.clone(), boot, wake, walk_at: 0, is_shared: self.get().is_shared })
     }
 }
 
@@ -310,6 +310,8 @@ struct Handle {
     medium: SharedMedium,
     boot: u32,
     is_shared: bool,
+    /// Where a walk through the blocks goes on.
+    walk_at: u64,
     wake: OwnedFd,
 }
 
@@ -365,7 +367,7 @@ impl Driven for Handle {
         self.medium.get().transfers.iter().all(|transfer| transfer.boot == self.boot)
     }
 
-    fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
+    fn take_evicted(&mut self, keys: &mut Vec<BlockKey>, _: &mut Vec<Fingerprint>) {
         keys.append(&mut self.medium.get().evicted);
     }
 
@@ -376,11 +378,15 @@ impl Driven for Handle {
         }
     }
 
-    fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>, at: u64) -> (Vec<BlockKey>, Option<u64>) {
+    fn walk(&mut self, namespaces: &BTreeSet<NamespaceId>, is_new: bool) -> Walked {
+        if is_new {
+            self.walk_at = 0;
+        }
         let medium = self.medium.get();
-        let mut rest = medium.order.iter().filter(|(number, _)| *number >= at);
-        let some = rest.by_ref().take(4).map(|(_, key)| *key);
-        let found = some.filter(|key| namespaces.contains(&key.namespace)).collect();
-        (found, rest.next().map(|(number, _)| *number))
+        let rest = medium.order.iter().filter(|(number, _)| *number >= self.walk_at);
+        let some: Vec<(u64, BlockKey)> = rest.take(4).map(|(number, key)| (*number, *key)).collect();
+        let Some((last, _)) = some.last() else { return Walked::End };
+        self.walk_at = last + 1;
+        Walked::Keys(some.into_iter().map(|(_, key)| key).filter(|key| namespaces.contains(&key.namespace)).collect())
     }
 }

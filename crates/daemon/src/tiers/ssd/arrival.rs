@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use forebay_core::tiers::TierHasher;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_io::ssd::{Answer, ClaimProcess, DiskClaim, DiskConfig, DiskReport, Inbox, SsdConfig, named_twice};
 use forebay_io::uring::Region;
@@ -36,8 +37,8 @@ pub struct Arrival {
     pub inbox: Inbox,
     /// Whoever waits for the first look at the disk.
     pub first_look: Option<Sender<Result<()>>>,
-    /// The pool comes later than the first look.
-    pub pools: Receiver<Region>,
+    /// The pool, and what gives blocks their fingerprints, come later than the first look.
+    pub pools: Receiver<(Region, TierHasher)>,
     pub pool: Option<Region>,
     /// What the log says of the disk.
     pub said: String,
@@ -62,8 +63,10 @@ impl Arrival {
     fn open(&mut self) -> Result<()> {
         let mut claim = self.claim()?;
         self.looked(Ok(()));
-        if self.pool.is_none() {
-            self.pool = self.pools.recv().ok();
+        if self.pool.is_none()
+            && let Ok((pool, hasher)) = self.pools.recv()
+        {
+            (self.pool, self.config.hasher) = (Some(pool), hasher);
         }
         let Some(pool) = self.pool.clone() else { return Ok(()) };
         let mut was_told = false;
