@@ -252,7 +252,7 @@ pub struct Purge {
         value_parser = clap::value_parser!(u32).range(1..))]
     pub timeout_seconds: u32,
     /// Seconds to wait until the daemon's own disks have removed the blocks, but no longer than 10 s in which they
-    /// remove none; the daemon continues the removal afterwards
+    /// neither remove nor read anything; the daemon continues the removal afterwards
     #[arg(long, value_name = "COUNT", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..))]
     pub wait_seconds: u32,
     /// Show which namespaces and how many blocks of the pool the purge would remove, and remove nothing

@@ -24,9 +24,9 @@ pub mod proto {
     tonic::include_proto!("forebay.v1");
 }
 
-/// How long a purge waits for the daemon's own disks while no block is removed there, and at most, unless the request
-/// gives more time: a disk removes thousands of blocks a second, and one that is sick is not waited for. Clients wait
-/// longer.
+/// How long a purge waits for the daemon's own disks while they neither remove a block nor read on, and at most, unless
+/// the request gives more time: a disk removes thousands of blocks a second, and one that is sick is not waited for.
+/// Clients wait longer.
 pub const PURGE_OF_DISKS: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Incremented with every change that an older side would misread; both sides must use the same version.

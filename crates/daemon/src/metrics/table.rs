@@ -441,7 +441,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_disk_corrupt_blocks_total",
-        "Blocks whose checksum was wrong, and blocks of segments whose list was unreadable; none was served.",
+        "Blocks whose checksum was wrong, and blocks of segments whose footer could not be read; none is served.",
         Counters(DISK, |s| disks(s, |disk| disk.counters.corrupt_blocks)),
     ),
     // The stores that hosts share.

@@ -141,8 +141,8 @@ impl Disk {
         let is_whole = result.is_ok_and(|sum| footer().is_some_and(|footer| is_footer(footer, sum)));
         let reading = &mut self.lists.readings[reader as usize];
         reading.is_under_way = false;
-        reading.is_damaged = result.is_ok();
         if reading.of == Some((segment, life)) {
+            reading.is_damaged = result.is_ok();
             // By then it is known whether the disk can be read elsewhere.
             let again_at = self.now + if result.is_err() { PAUSE } else { Duration::ZERO };
             reading.state = if is_whole { State::Whole } else { State::Failed { again_at } };
@@ -157,10 +157,11 @@ impl Disk {
         self.lists.lost += 1;
         (self.lists.is_one_more, self.lists.is_giving_up) = (true, true);
         self.lists.gave_up_at = Some(self.now);
-        if let Some(segments) = self.lists.told.add(Instant::now()) {
+        if self.lists.told.add(Instant::now()).is_some() {
             let disk = self.name();
-            let hint = "restart the daemon to read the segment's batch heads, which may be whole; if this happens again, replace the disk";
-            tracing::warn!(disk, segments, segment, hint, "a segment's list cannot be read: its blocks are given up");
+            let hint = "restart the daemon to read the segment's batch heads, which may be whole; if this happens \
+                        again, replace the disk";
+            tracing::warn!(disk, segment, hint, "a segment's footer cannot be read: its blocks are not served");
         }
     }
 

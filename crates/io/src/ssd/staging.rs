@@ -20,7 +20,6 @@ const HEADER_AT: u64 = HEADS_AT + HEADS as u64 * PAGE;
 const PROBE_AT: u64 = HEADER_AT + PAGE;
 const LOOK_AT: u64 = PROBE_AT + PAGE;
 const PURGES_AT: u64 = LOOK_AT + PAGE;
-
 const LISTS_AT: u64 = PURGES_AT + PURGES_PAGES as u64 * PAGE;
 
 /// Bytes that a disk needs; memory is allocated on first touch.
