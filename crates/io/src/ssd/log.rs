@@ -129,8 +129,10 @@ impl Log {
         }
     }
 
+    /// Whether nobody waits for anything. Notes that are written and not flushed may be there.
     pub fn is_idle(&self) -> bool {
-        self.waiting() == 0 && self.batches.is_empty() && self.closing.is_none() && self.erase.is_none()
+        let is_over = self.batches.values().all(|batch| batch.stage == Stage::Written && batch.has_only_notes());
+        self.waiting() == 0 && is_over && self.closing.is_none() && self.erase.is_none()
     }
 
     /// Stores and removals that have not begun.
@@ -347,6 +349,11 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// Whether it is a head without blocks and removals.
+    pub fn has_only_notes(&self) -> bool {
+        self.items.iter().all(|item| item.record.kind == RecordKind::Touched)
+    }
+
     /// Stores in it, and the bytes of their slots. Copies have none.
     pub fn stores(&self) -> (usize, u64) {
         let stores = self.items.iter().filter(|item| item.op.is_some());

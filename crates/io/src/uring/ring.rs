@@ -1,8 +1,8 @@
 //! The engine on io_uring: one ring and one thread per disk.
 //!
 //! Requests reach the thread through a queue and an eventfd that the ring watches. The thread sleeps in the kernel
-//! until a request is done or submitted, so nothing polls. Parts of the pool that are populated are pinned as
-//! registered buffers, if the machine allows it; spans outside of them are used unregistered.
+//! until a request is done or submitted, so nothing polls. It is woken only while it sleeps. Parts of the pool that are
+//! populated are pinned as registered buffers, if the machine allows it; spans outside of them are used unregistered.
 //!
 //! Invariant: the thread, which owns file and memory, ends only when nothing is in flight.
 
@@ -71,8 +71,9 @@ impl Engine for Uring {
     }
 
     fn submit(&mut self, requests: &mut VecDeque<Request>) {
-        self.shared.submit(requests);
-        self.submitted.wake();
+        if self.shared.submit(requests) {
+            self.submitted.wake();
+        }
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) {
@@ -214,7 +215,9 @@ impl Loop {
     fn fill_ring(&mut self) {
         if !self.is_wake_armed {
             let descriptor = Fd(self.submitted.as_fd().as_raw_fd());
-            let entry = opcode::PollAdd::new(descriptor, libc::POLLIN as u32).build().user_data(WAKE);
+            // One entry for all wake-ups: each write completes it once more, and nobody reads the eventfd.
+            let watch = opcode::PollAdd::new(descriptor, libc::POLLIN as u32).multi(true);
+            let entry = watch.build().user_data(WAKE);
             self.is_wake_armed = self.push(&entry);
         }
         while let Some(&slot) = self.free.last()
@@ -285,9 +288,12 @@ impl Loop {
         self.registration.piece(span.offset, span.len).filter(|_| span.place == Place::Pool)
     }
 
-    /// Submits. If `may_sleep`, sleeps until something completes.
+    /// Submits. If `may_sleep`, sleeps until something completes or is submitted.
     fn enter(&mut self, may_sleep: bool) {
-        match self.ring.submit_and_wait(usize::from(may_sleep)) {
+        let may_sleep = may_sleep && self.shared.begin_sleep();
+        let entered = self.ring.submit_and_wait(usize::from(may_sleep));
+        self.shared.end_sleep();
+        match entered {
             Ok(_) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => {}
             Err(error) => {
@@ -302,8 +308,7 @@ impl Loop {
         for entry in self.ring.completion() {
             let (slot, result) = (entry.user_data(), entry.result());
             if slot == WAKE {
-                self.submitted.clear();
-                self.is_wake_armed = false;
+                self.is_wake_armed = cqueue::more(entry.flags());
                 continue;
             }
             let in_flight = self.in_flight[slot as usize].take().expect("the kernel completes what it was given");
@@ -336,12 +341,18 @@ impl Loop {
     }
 }
 
-/// A ring that works when its thread asks it to, if the kernel supports that (6.1).
+/// A ring that works when its thread asks it to, if the kernel supports that (6.1). An error before 5.13: a watch ends
+/// with its first wake-up there.
 fn build(entries: u32) -> io::Result<Ring> {
     let mut builder = IoUring::builder();
     builder.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_defer_taskrun();
-    match builder.build(entries) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder().build(entries),
-        built => built,
+    let ring = match builder.build(entries) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder().build(entries)?,
+        built => built?,
+    };
+    // The kernel does not say it of watches. It has said this since the same release.
+    match ring.params().is_feature_resource_tagging() {
+        true => Ok(ring),
+        false => Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring of this kernel is older than Linux 5.13")),
     }
 }

@@ -62,6 +62,10 @@ pub(super) struct Requests {
     pub queue: VecDeque<Request>,
     pub populated_bytes: u64,
     pub is_closed: bool,
+    /// The engine's one thread sleeps in the kernel, or is about to, and nobody has begun to wake it.
+    is_asleep: bool,
+    /// Threads that wait for `has_requests`.
+    waiting: usize,
 }
 
 #[derive(Default)]
@@ -69,12 +73,33 @@ struct Ended {
     queue: Vec<Done>,
     /// Threads that will add no more completions.
     ended_threads: usize,
+    /// Whether the owner waits for `has_done`.
+    is_awaited: bool,
 }
 
 impl Shared {
-    pub fn submit(&self, requests: &mut VecDeque<Request>) {
-        lock(&self.requests).queue.append(requests);
-        self.has_requests.notify_all();
+    /// Returns whether a thread that has begun to sleep is to be woken.
+    pub fn submit(&self, requests: &mut VecDeque<Request>) -> bool {
+        let mut shared = lock(&self.requests);
+        shared.queue.append(requests);
+        let (is_asleep, has_waiting) = (std::mem::take(&mut shared.is_asleep), shared.waiting > 0);
+        drop(shared);
+        // It is a system call also when nobody waits.
+        if has_waiting {
+            self.has_requests.notify_all();
+        }
+        is_asleep
+    }
+
+    /// From now on a submission wakes the thread. False if there are requests already, which the thread has to take.
+    pub fn begin_sleep(&self) -> bool {
+        let mut shared = lock(&self.requests);
+        shared.is_asleep = shared.queue.is_empty();
+        shared.is_asleep
+    }
+
+    pub fn end_sleep(&self) {
+        lock(&self.requests).is_asleep = false;
     }
 
     pub fn requests(&self) -> MutexGuard<'_, Requests> {
@@ -83,18 +108,23 @@ impl Shared {
 
     /// The next request, as soon as there is one; none once the engine is closed.
     pub fn next(&self) -> Option<Request> {
-        let requests = lock(&self.requests);
+        let mut requests = lock(&self.requests);
+        requests.waiting += 1;
         let wanting = |requests: &mut Requests| requests.queue.is_empty() && !requests.is_closed;
-        self.has_requests.wait_while(requests, wanting).unwrap_or_else(PoisonError::into_inner).queue.pop_front()
+        let mut requests = self.has_requests.wait_while(requests, wanting).unwrap_or_else(PoisonError::into_inner);
+        requests.waiting -= 1;
+        requests.queue.pop_front()
     }
 
     /// Passes `done` to the owner and wakes it.
     pub fn publish(&self, done: &mut Vec<Done>, waker: &Waker) {
         let mut ended = lock(&self.done);
-        let was_empty = ended.queue.is_empty();
+        let (was_empty, is_awaited) = (ended.queue.is_empty(), ended.is_awaited);
         ended.queue.append(done);
         drop(ended);
-        self.has_done.notify_all();
+        if is_awaited {
+            self.has_done.notify_all();
+        }
         if was_empty {
             waker.wake();
         }
@@ -105,8 +135,11 @@ impl Shared {
     }
 
     pub fn wait(&self, timeout: Duration) {
+        let mut ended = lock(&self.done);
+        ended.is_awaited = true;
         let waiting = |ended: &mut Ended| ended.queue.is_empty();
-        let _ = self.has_done.wait_timeout_while(lock(&self.done), timeout, waiting);
+        let waited = self.has_done.wait_timeout_while(ended, timeout, waiting);
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_awaited = false;
     }
 
     pub fn thread_ended(&self) {

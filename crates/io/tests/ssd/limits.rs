@@ -34,6 +34,57 @@ fn a_turn_ends_a_few_records_and_asks_for_the_next_one_at_once() {
     assert!(wakes > 0, "nobody was woken for the rest");
 }
 
+/// Each flush delays the reads that made the notes. Somebody waits for other batches, and for a segment's footer.
+#[test]
+fn notes_of_reads_are_flushed_together_and_hold_up_nobody() {
+    let config = SsdConfig { segment_bytes: Some(4 * MIB), ..small_config() };
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    bed.store_all((0..2400).map(|number| (number, 4096)));
+    bed.settle();
+    let flushes = |bed: &Bed| bed.ssd.report()[0].counters.flushes;
+    let read = |bed: &mut Bed, numbers: std::ops::Range<u64>| {
+        for first in numbers.step_by(39) {
+            let loads: Vec<_> = (0..39).map(|slot| bed.load(first + slot, slot, 4096)).collect();
+            assert!(bed.run(&loads).unwrap().iter().all(|outcome| matches!(outcome, Outcome::Loaded { .. })));
+        }
+        bed.settle();
+    };
+    // Fifteen heads.
+    let (before, begun) = (flushes(&bed), bed.now);
+    read(&mut bed, 0..15 * 39);
+    assert!(bed.now - begun < Duration::from_millis(900), "the reads took {:?}", bed.now - begun);
+    assert_eq!(flushes(&bed), before, "the notes wait, and the tier is idle nevertheless");
+    (0..200).for_each(|_| bed.turn());
+    assert_eq!(flushes(&bed), before + 1, "but no longer than a second");
+    read(&mut bed, 15 * 39..31 * 39);
+    (0..3).for_each(|_| bed.turn());
+    assert_eq!(flushes(&bed), before + 2, "nor more of them than sixteen heads");
+
+    read(&mut bed, 31 * 39..33 * 39);
+    let begun = bed.now;
+    bed.store_all([(5000, 4096)]);
+    assert!(bed.now - begun <= Duration::from_millis(50), "a store behind notes took {:?}", bed.now - begun);
+    read(&mut bed, 33 * 39..35 * 39);
+    let begun = bed.now;
+    let removal = bed.remove(5000);
+    assert_eq!(bed.run(&[removal]).unwrap(), [Outcome::Removed]);
+    assert!(bed.now - begun <= Duration::from_millis(50), "a removal behind notes took {:?}", bed.now - begun);
+
+    // Notes alone fill segments, and each gets its footer at once.
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 256), &config, None).unwrap();
+    bed.store_all((0..1200).map(|number| (number, 4096)));
+    bed.settle();
+    let count = |bed: &Bed, state| bed.ssd.segments(0).iter().filter(|segment| segment.state == state).count();
+    let closed = count(&bed, SegmentState::Closed);
+    for first in (0..30 * 39).step_by(39) {
+        read(&mut bed, first..first + 39);
+        (0..4).for_each(|_| bed.turn());
+        assert_eq!(count(&bed, SegmentState::Closing), 0, "a footer waits for notes");
+    }
+    assert!(count(&bed, SegmentState::Closed) > closed, "the notes filled no segment");
+}
+
 #[test]
 fn operations_of_one_key_count_in_the_order_in_which_they_were_asked_for() {
     for seed in 0..200 {
