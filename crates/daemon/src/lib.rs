@@ -26,6 +26,7 @@ pub mod metrics;
 mod namespaces;
 mod nodes;
 mod own_files;
+mod precedence;
 mod purges;
 mod random;
 mod recover;

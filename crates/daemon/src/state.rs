@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use forebay_core::layout::Layout;
@@ -30,6 +30,7 @@ use crate::metrics::{Histogram, Rpc, Saved};
 use crate::namespaces::{GivenUp, Namespaces};
 use crate::nodes::Wishes;
 use crate::own_files::OwnFiles;
+use crate::precedence::Precedence;
 use crate::purges::Purges;
 use crate::table::Table;
 use crate::tiers::Tiers;
@@ -113,7 +114,7 @@ pub struct ToMove {
 /// The state, shared by the tasks of one thread and the helpers that bring events.
 #[derive(Clone)]
 pub struct Shared {
-    state: Arc<Mutex<State>>,
+    state: Arc<Precedence<State>>,
     turns: Turns,
     /// Told when the core's long work is to be done: at each tick, or earlier if much waits.
     is_due: Arc<Notify>,
@@ -129,12 +130,12 @@ pub struct Locked<'a> {
 
 impl Shared {
     pub fn new(state: State) -> Shared {
-        Shared { state: Arc::new(Mutex::new(state)), turns: Turns::default(), is_due: Arc::default() }
+        Shared { state: Arc::new(Precedence::new(state)), turns: Turns::default(), is_due: Arc::default() }
     }
 
     /// For one event; the guard is never held across an await.
     pub fn lock(&self) -> Locked<'_> {
-        let state = self.state.lock().expect("an event panicked; the daemon cannot go on with half of it done");
+        let state = self.state.lock();
         Locked { state, turns: &self.turns, since: (!turns::is_deciding()).then(Instant::now) }
     }
 

@@ -23,8 +23,8 @@ use crate::vital;
 
 /// How often a shared store that cannot be opened is tried again.
 const STORE_PAUSE: Duration = Duration::from_secs(2);
-/// Blocks that the core is told of in one event: a table insert each.
-const BLOCKS_PER_EVENT: usize = 1024;
+/// Blocks that the core is told of in one event, for which the deciding thread may have to wait: some 70 us.
+const BLOCKS_PER_EVENT: usize = 128;
 
 /// Tiers that are claimed and do not serve yet.
 pub type Openings = Vec<Opening>;
