@@ -1,12 +1,14 @@
 //! Runs the disk benchmark as `forebay bench ssd` does, and prints raw figures.
 //!
 //! `cargo bench -p forebay-bench --bench ssd_speed -- FILE,… recovery BLOCKS SEGMENT_MIB`, or
-//! `… -- FILE SIZE,… DEPTH,… PAIRS RUN_MIB`.
+//! `… -- FILE SIZE,… DEPTH,… PAIRS RUN_MIB`. `… -- FILE fill BLOCKS SEGMENT_MIB NAMESPACE,…` leaves a disk for a
+//! daemon: blocks of these namespaces in turn, by their ids.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use forebay_io::ssd::bench::{BenchConfig, Row, recovery, run};
+use forebay_core::NamespaceId;
+use forebay_io::ssd::bench::{BenchConfig, Row, fill_file, recovery, run};
 use forebay_io::uring::EngineChoice;
 
 fn numbers(list: &str) -> Result<Vec<u64>, std::num::ParseIntError> {
@@ -23,13 +25,18 @@ fn main() -> Result<(), Box<dyn Error>> {
             let paths: Vec<PathBuf> = paths.split(',').map(PathBuf::from).collect();
             println!("{:#?}", recovery(&paths, blocks.parse()?, segment_bytes, engine)?);
         }
+        [path, "fill", blocks, segment_mib, namespaces] => {
+            let namespaces = namespaces.split(',').map(|id| u128::from_str_radix(id, 16).map(NamespaceId));
+            let namespaces: Vec<NamespaceId> = namespaces.collect::<Result<_, _>>()?;
+            fill_file(Path::new(path), blocks.parse()?, &namespaces, segment_mib.parse::<u64>()? << 20)?;
+        }
         [path, sizes, depths, pairs, run_mib] => {
             let depths = numbers(depths)?.into_iter().map(u32::try_from).collect::<Result<_, _>>()?;
             let run_bytes = run_mib.parse::<u64>()? << 20;
             let shape = BenchConfig { engine, sizes_bytes: numbers(sizes)?, depths, ..BenchConfig::new(path.into()) };
             run(&BenchConfig { pairs: pairs.parse()?, run_bytes, capacity_bytes: 8 * run_bytes, ..shape }, print)?;
         }
-        _ => return Err("FILE,… recovery BLOCKS SEGMENT_MIB, or FILE SIZE,… DEPTH,… PAIRS RUN_MIB".into()),
+        _ => return Err("the head of this benchmark says which arguments it takes".into()),
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use rustix::fs::FallocateFlags;
 
 use self::baseline::Baseline;
 pub use self::config::{BenchConfig, Direction};
-pub use self::recovery::{RecoveredDisk, RecoveryRow, recovery};
+pub use self::recovery::{RecoveredDisk, RecoveryRow, fill_file, recovery};
 pub use self::run::Errors;
 use self::run::Rig;
 pub use self::sample::Sample;

@@ -53,24 +53,42 @@ pub struct RecoveredDisk {
 pub fn recovery(paths: &[PathBuf], blocks: u64, segment_bytes: u64, engine: EngineChoice) -> Result<RecoveryRow> {
     let config = SsdConfig { engine, segment_bytes: Some(segment_bytes), ..SsdConfig::new(Vec::new()) };
     let mut files = Vec::new();
-    let filled = paths.iter().try_for_each(|path| filled(path, blocks, &config).map(|file| files.push(file)));
+    let one = [NamespaceId(1)];
+    // A head per 40 blocks, footers, and the segments that are kept free.
+    let capacity_bytes = blocks * (PAGE_BYTES + PAGE_BYTES / 8) + (1 << 30);
+    let make = |path: &PathBuf| filled(path, blocks, &one, capacity_bytes, &config).map(|file| files.push(file));
+    let filled = paths.iter().try_for_each(make);
     let row = filled.and_then(|()| reopen(&files, &config, blocks));
     // Only the files that this call has made.
     paths.iter().take(files.len()).for_each(|path| _ = std::fs::remove_file(path));
     row
 }
 
+/// Stores `blocks` blocks of 4 KiB of these namespaces in turn in segments of `segment_bytes` on the new file `path`,
+/// for a daemon to open. It has room for some thousands more.
+pub fn fill_file(path: &Path, blocks: u64, namespaces: &[NamespaceId], segment_bytes: u64) -> Result<()> {
+    let config = SsdConfig { segment_bytes: Some(segment_bytes), ..SsdConfig::new(Vec::new()) };
+    // A page of records for 39 blocks, and each segment's footer.
+    let capacity_bytes = blocks * (PAGE_BYTES + 250) + 6 * segment_bytes;
+    filled(path, blocks, namespaces, capacity_bytes, &config).map(|_| ())
+}
+
 /// A new file with so many blocks. Without an error, the caller removes it.
-fn filled(path: &Path, blocks: u64, config: &SsdConfig) -> Result<Arc<File>> {
-    // A head per 40 blocks, footers, and the segments that are kept free.
-    let capacity_bytes = blocks * (PAGE_BYTES + PAGE_BYTES / 8) + (1 << 30);
+fn filled(
+    path: &Path,
+    blocks: u64,
+    namespaces: &[NamespaceId],
+    capacity_bytes: u64,
+    config: &SsdConfig,
+) -> Result<Arc<File>> {
     let cannot = |error| Error::new(ErrorKind::Io, "cannot use the benchmark's file").source(error);
     let direct = OFlags::DIRECT.bits() as i32;
     let file = File::options().read(true).write(true).create_new(true).custom_flags(direct).open(path);
     let file = Arc::new(file.map_err(cannot)?);
     let filled = file.set_len(capacity_bytes).map_err(cannot).and_then(|()| {
         // When it ends, the last writes have ended: nothing is in flight.
-        fill(open(&file, config, |engine| Box::new(WithoutBlocks { engine, done: Vec::new() }))?, blocks)
+        let ssd = open(&file, config, |engine| Box::new(WithoutBlocks { engine, done: Vec::new() }))?;
+        fill(ssd, blocks, namespaces)
     });
     if filled.is_err() {
         let _ = std::fs::remove_file(path);
@@ -124,14 +142,14 @@ fn open(file: &Arc<File>, config: &SsdConfig, behind: impl FnOnce(Box<dyn Engine
     Ssd::on(vec![medium], config)
 }
 
-fn fill(mut ssd: Ssd, blocks: u64) -> Result<()> {
+fn fill(mut ssd: Ssd, blocks: u64, namespaces: &[NamespaceId]) -> Result<()> {
     let sum = checksum(&[0; PAGE_BYTES as usize]);
     let mut completions = Vec::new();
     for first in (0..blocks).step_by(BATCH) {
         let store = |number: u64| Operation {
             id: OpId(number),
             kind: OpKind::Store,
-            key: key(number),
+            key: key(number, namespaces[number as usize % namespaces.len()]),
             slot: Some((SlotId(0), Generation(0))),
             length_bytes: PAGE_BYTES,
             checksum: sum,
@@ -195,7 +213,7 @@ fn resident_bytes() -> u64 {
     pages.unwrap_or(0) * PAGE_BYTES
 }
 
-fn key(number: u64) -> BlockKey {
+fn key(number: u64, namespace: NamespaceId) -> BlockKey {
     let hash = BlockHash::new(checksum(&number.to_le_bytes()).to_be_bytes().repeat(4).as_slice()).expect("32 bytes");
-    BlockKey { namespace: NamespaceId(1), group: 0, hash }
+    BlockKey { namespace, group: 0, hash }
 }

@@ -127,9 +127,10 @@ impl Rig {
     }
 
     pub fn sample(&mut self, direction: Direction, bytes: u64, latencies_us: &mut Vec<u64>) -> Result<Sample> {
+        let drawn = if direction == Direction::Read { self.draw(bytes / self.size_bytes) } else { Vec::new() };
         let (begun, cpu_begun) = (Instant::now(), cpu_time(ClockId::ProcessCPUTime));
         match direction {
-            Direction::Read => self.load(bytes, latencies_us)?,
+            Direction::Read => self.load(&drawn, latencies_us)?,
             Direction::Write => self.store(bytes, latencies_us)?,
         }
         let (took, cpu) = (begun.elapsed(), cpu_time(ClockId::ProcessCPUTime) - cpu_begun);
@@ -196,19 +197,26 @@ impl Rig {
         combine(checksum(&number.to_le_bytes()), self.rest_checksum, self.size_bytes - TAG_BYTES)
     }
 
-    fn load(&mut self, bytes: u64, latencies_us: &mut Vec<u64>) -> Result<()> {
+    /// Numbers of `count` stored blocks at random, and their checksums: looked up here, because the look into large
+    /// tables is no work of the tier.
+    fn draw(&self, count: u64) -> Vec<(u64, u64)> {
         let mut seed = self.next_op;
-        self.drive(bytes / self.size_bytes, u64::from(self.depth), latencies_us, |rig, _, _| {
-            // Notes of reads take space too, so blocks are evicted now and then.
-            let number = loop {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let drawn = (seed >> 33) as usize % rig.stored.len();
-                if rig.ssd.block(&key(rig.stored[drawn])).is_some() {
-                    break rig.stored[drawn];
-                }
-                rig.stored.swap_remove(drawn);
-            };
-            (number, OpKind::Load, rig.checksums[&number])
+        let draw = |_| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let number = self.stored[(seed >> 33) as usize % self.stored.len()];
+            (number, self.checksums[&number])
+        };
+        (0..count).map(draw).collect()
+    }
+
+    /// Loads these blocks. In the place of one that was evicted meanwhile, because notes of reads take space too, it
+    /// loads the next one that is there.
+    fn load(&mut self, drawn: &[(u64, u64)], latencies_us: &mut Vec<u64>) -> Result<()> {
+        self.drive(drawn.len() as u64, u64::from(self.depth), latencies_us, |rig, nth, _| {
+            let from = &drawn[nth as usize..];
+            let there = from.iter().chain(drawn).find(|(number, _)| rig.ssd.block(&key(*number)).is_some());
+            let (number, sum) = there.unwrap_or(&from[0]);
+            (*number, OpKind::Load, *sum)
         })
     }
 
