@@ -349,9 +349,13 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Whether it is a head without blocks and removals.
+    /// Blocks and removals in it.
+    pub fn without_notes(&self) -> usize {
+        self.items.iter().filter(|item| item.record.kind != RecordKind::Touched).count()
+    }
+
     pub fn has_only_notes(&self) -> bool {
-        self.items.iter().all(|item| item.record.kind == RecordKind::Touched)
+        self.without_notes() == 0
     }
 
     /// Stores in it, and the bytes of their slots. Copies have none.

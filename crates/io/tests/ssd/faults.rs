@@ -340,6 +340,32 @@ fn a_disk_that_keeps_no_store_is_in_trouble_until_it_keeps_one() {
     assert_eq!(bed.ssd.report()[0].trouble(), None);
 }
 
+/// Many pages of notes end with one flush.
+#[test]
+fn one_failed_flush_of_notes_makes_no_sick_disk() {
+    let config = SsdConfig { segment_bytes: Some(4 * MIB), ..small_config() };
+    let disk = blank(&config, 8);
+    let mut bed = Bed::open(&disk, &config, None).unwrap();
+    bed.store_all((0..15 * 39).map(|number| (number, 4096)));
+    for first in (0..15 * 39).step_by(39) {
+        let loads: Vec<_> = (0..39).map(|slot| bed.load(first + slot, slot, 4096)).collect();
+        assert!(bed.run(&loads).unwrap().iter().all(|outcome| matches!(outcome, Outcome::Loaded { .. })));
+    }
+    bed.settle();
+    let failed = |bed: &Bed| bed.ssd.report()[0].counters.failed_flushes;
+    assert_eq!(failed(&bed), 0);
+    // Until the flush, nothing else is written.
+    disk.arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Error(Errno::IO) }]);
+    (0..400).find(|_| {
+        bed.turn();
+        failed(&bed) > 0
+    });
+    disk.arm(&[]);
+    assert_eq!(failed(&bed), 1);
+    bed.settle();
+    assert_eq!(bed.ssd.report()[0].health_of_writes, Health::Healthy);
+}
+
 #[test]
 fn a_disk_that_answers_nothing_refuses_new_work_and_answers_the_old_when_it_wakes() {
     let config = small_config();

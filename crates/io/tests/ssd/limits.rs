@@ -60,11 +60,11 @@ fn notes_of_reads_are_flushed_together_and_hold_up_nobody() {
     (0..3).for_each(|_| bed.turn());
     assert_eq!(flushes(&bed), before + 2, "nor more of them than sixteen heads");
 
-    read(&mut bed, 31 * 39..33 * 39);
+    read(&mut bed, 31 * 39..46 * 39);
     let begun = bed.now;
     bed.store_all([(5000, 4096)]);
     assert!(bed.now - begun <= Duration::from_millis(50), "a store behind notes took {:?}", bed.now - begun);
-    read(&mut bed, 33 * 39..35 * 39);
+    read(&mut bed, 46 * 39..48 * 39);
     let begun = bed.now;
     let removal = bed.remove(5000);
     assert_eq!(bed.run(&[removal]).unwrap(), [Outcome::Removed]);
