@@ -738,8 +738,7 @@ impl Fabric {
 
     fn watch(&self, socket: &OwnedFd, data: u64, flags: epoll::EventFlags) -> Result<()> {
         let data = epoll::EventData::new_u64(data);
-        epoll::add(&self.epoll, socket, data, flags | epoll::EventFlags::ET)
-            .map_err(|errno| Error::new(ErrorKind::Io, "cannot watch a socket").source(errno))
+        epoll::add(&self.epoll, socket, data, flags | epoll::EventFlags::ET).map_err(cannot_watch)
     }
 
     /// For a descriptor that stays readable while its owner has something to do.
@@ -820,6 +819,10 @@ fn check_message(bytes: &[u8]) -> Result<()> {
 fn takes_none(waiting: usize) -> Error {
     let error = Error::new(ErrorKind::Full, "the peer takes no messages").with("waiting", waiting);
     error.hint("does its program receive them? try again later")
+}
+
+fn cannot_watch(errno: rustix::io::Errno) -> Error {
+    Error::new(ErrorKind::Io, "cannot watch a socket").source(errno)
 }
 
 fn no_region() -> Error {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_core::{Error, ErrorKind, Result};
+use rustix::event::epoll::EventFlags;
 
 use crate::ids::{OpId, PeerId, RegionId};
 use crate::memory::Memory;
@@ -181,6 +182,9 @@ pub struct Line {
     receive_key: (Key, u64),
     pub can_read: bool,
     pub can_write: bool,
+    /// The kernel is asked to tell when the socket takes more. Otherwise each event that was already dealt with would
+    /// be told once more: a socket nearly always takes more.
+    pub is_room_watched: bool,
     /// Its latest turn ended before it had looked at all that was received.
     pub has_more: bool,
     /// The kernel has said that the other side closed: a short read is no longer the end of what is there.
@@ -196,6 +200,7 @@ impl Line {
             is_ucx: false,
             peer: None,
             can_write: !matches!(phase, Phase::Connecting(_)),
+            is_room_watched: matches!(phase, Phase::Connecting(_)),
             phase,
             since: Instant::now(),
             control: VecDeque::new(),
@@ -297,6 +302,18 @@ impl Line {
     /// Whether it can go on without the kernel.
     pub fn is_ready(&self) -> bool {
         (self.can_read && self.held.is_none()) || self.has_more || (self.can_write && self.has_to_send())
+    }
+
+    /// What the kernel is asked to tell.
+    pub fn events(&self) -> EventFlags {
+        let room = if self.is_room_watched { EventFlags::OUT } else { EventFlags::empty() };
+        EventFlags::IN | EventFlags::RDHUP | room
+    }
+
+    /// Whether the kernel must be asked for other events than now. Room is watched until all has left, so that a socket
+    /// that is full again and again costs no calls.
+    pub fn must_watch_otherwise(&self) -> bool {
+        if self.is_room_watched { self.can_write && !self.has_to_send() } else { !self.can_write }
     }
 
     /// Whether bytes wait for the socket.

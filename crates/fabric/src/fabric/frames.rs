@@ -7,8 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use forebay_core::{Error, ErrorKind, Result};
+use rustix::event::epoll;
 
-use super::{Books, Cause, Event, Fabric, MOST_UNTAKEN_BYTES, OpId, PeerId, Region, RemoteId, TURN};
+use super::{Books, Cause, Event, Fabric, MOST_UNTAKEN_BYTES, OpId, PeerId, Region, RemoteId, TURN, cannot_watch};
 use crate::line::{Arrived, Incoming, Landing, Line, Phase, Queued, Span};
 use crate::memory::Memory;
 use crate::wire::{Header, Kind, MESSAGE_WINDOW, Refusal, WINDOW, WireSegment, broken, segments_from_wire};
@@ -65,7 +66,15 @@ impl Fabric {
         }
         let books = &self.books;
         if let Err(error) = line.flush(&mut |segments| books.spans(segments, false)) {
-            self.lost(id, error);
+            return self.lost(id, error);
+        }
+        if line.must_watch_otherwise() {
+            line.is_room_watched = !line.is_room_watched;
+            // Of a socket that has room by now, the kernel tells at once.
+            let (socket, data) = (line.socket(), epoll::EventData::new_u64(id));
+            if let Err(errno) = epoll::modify(&self.epoll, socket, data, line.events() | epoll::EventFlags::ET) {
+                self.lost(id, cannot_watch(errno));
+            }
         }
     }
 

@@ -4,7 +4,6 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
-use rustix::event::epoll::EventFlags;
 use rustix::fs::{Mode, OFlags, SealFlags};
 use rustix::net::sockopt;
 
@@ -39,10 +38,10 @@ impl Fabric {
             fill_random(&mut nonce)?;
             let socket = address.connect()?;
             let id = self.draw_id();
-            self.watch(&socket, id, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP)?;
             let is_encrypted = !is_shm && self.keys.is_some();
             let hello = Hello { session, epoch: self.epoch, index, connections, is_encrypted, is_ucx, nonce };
             let mut line = Line::new(socket, is_shm, Phase::Connecting(hello), ANSWER_BYTES);
+            self.watch(line.socket(), id, line.events())?;
             line.peer = Some(peer);
             line.is_ucx = address.is_ucx();
             lines.push((id, line));
@@ -83,8 +82,8 @@ impl Fabric {
                 },
             };
             let id = self.draw_id();
-            if self.watch(&socket, id, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP).is_ok() {
-                let mut line = Line::new(socket, is_shm, Phase::Accepted, HELLO_BYTES);
+            let mut line = Line::new(socket, is_shm, Phase::Accepted, HELLO_BYTES);
+            if self.watch(line.socket(), id, line.events()).is_ok() {
                 line.is_ucx = is_ucx;
                 self.lines.insert(id, line);
                 self.set_timer(Instant::now() + self.handshake, Timer::Line(id));

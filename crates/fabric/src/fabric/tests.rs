@@ -295,6 +295,44 @@ fn refused_or_served(is_shm: bool) {
 }
 
 #[test]
+fn what_was_received_is_not_told_again() {
+    let mut victim = Victim::new(false);
+    let mut attacker = Attacker::connect(&mut victim);
+    victim.until(|victim| !victim.fabric.has_more());
+    victim.fabric.wait(Some(Duration::ZERO)).unwrap();
+    victim.fabric.work();
+    attacker.say(Kind::Message, 0, 0, b"first", b"");
+    victim.fabric.wait(Some(PATIENCE)).unwrap();
+    attacker.say(Kind::Message, 0, 0, b"second", b"");
+    victim.until(|victim| victim.events.len() == 2);
+    victim.fabric.wait(Some(Duration::ZERO)).unwrap();
+    assert!(!victim.fabric.has_more(), "the kernel told of the second message after it was received");
+}
+
+#[test]
+fn room_is_watched_while_something_waits_for_it() {
+    const READS: u64 = 40;
+    let mut victim = Victim::new(false);
+    let mut attacker = Attacker::connect(&mut victim);
+    let watched = |victim: &Victim| victim.fabric.lines.values().any(|line| line.is_room_watched);
+    victim.until(|victim| !victim.fabric.has_more());
+    assert!(!watched(&victim));
+    rustix::net::sockopt::set_socket_send_buffer_size(victim.fabric.lines.values().next().unwrap().socket(), 4096)
+        .unwrap();
+    let name = victim.name(victim.readable);
+    for op in 0..READS {
+        attacker.ask(Kind::Read, op, &[segment(name, 0, REGION)], b"");
+    }
+    victim.until(|victim| watched(victim));
+    assert_eq!(attacker.hear(&mut victim).0.kind, Kind::Ready);
+    for op in 0..READS {
+        let (header, _) = attacker.hear(&mut victim);
+        assert_eq!((header.kind, header.op), (Kind::Data, op));
+    }
+    victim.until(|victim| !watched(victim));
+}
+
+#[test]
 fn what_comes_after_the_end_of_a_read_goes_nowhere() {
     for is_shm in [false, true] {
         cut_short(is_shm, |victim, op, _| victim.fabric.give_up(op));
