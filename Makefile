@@ -104,10 +104,11 @@ peers: build
 	$(FOREBAY_BIN) bench transfer --transport tcp --peers sockets,nixl,mooncake,ucx --python .cache/peers/python \
 		--size-bytes 64KiB --size-bytes 1MiB --direction read --direction write --pairs 3 --run-bytes 64MiB
 
-# Transfers through UCX, with the copy that NIXL brings. Without the variable, the tests of the fabric leave UCX out.
+# Transfers through UCX, with the copy that NIXL brings. Without the variable, the tests of the fabric leave UCX out. Its
+# modules for RDMA stay out: beside the system's libibverbs they end each process with SIGSEGV at its exit.
 ucx: build
 	@tools/transfer-peers.sh .cache/peers
-	export FOREBAY_UCX_LIBRARY=$$(ls $$PWD/.cache/peers/venv/lib/python3*/site-packages/nixl_cu12.libs/libucp-*) \
+	export UCX_MODULES=^ib FOREBAY_UCX_LIBRARY=$$(ls $$PWD/.cache/peers/venv/lib/python3*/site-packages/nixl_cu12.libs/libucp-*) \
 		&& FOREBAY_FABRIC_SEEDS=10 cargo test --locked --quiet -p forebay-fabric && $(BIN)/python -m pytest -q tests/ucx
 
 vllm-own-tests: build

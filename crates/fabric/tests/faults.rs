@@ -12,7 +12,9 @@ use forebay_core::ErrorKind;
 use forebay_fabric::{Address, Event, OpId, Operation, Options, Rights, Verb};
 use rustix::process::Signal;
 use support::other::{BYTES, Other, SEED, meet, submit, wait};
-use support::{Side, Transport, both, bytes_of, end_of, options_of, pattern, segment, take, transports};
+use support::{
+    Side, Transport, address, both, bytes_of, end_of, options_of, pattern, segment, take, transports, ucx_library,
+};
 
 #[test]
 fn a_peer_that_is_killed_ends_its_operations_and_may_come_back_at_its_address() {
@@ -144,14 +146,17 @@ fn session(transport: Transport, cut: i64, forth: bool) -> usize {
     let cut = Arc::new(AtomicI64::new(cut));
     let one = || Side::new(Options { connections: 1, ..options_of(transport) });
     let (mut a, mut b) = (one(), one());
-    let Address::Tcp(target) = b.fabric.listen(&Address::parse("tcp://127.0.0.1:0").unwrap()).unwrap() else {
-        panic!("another address");
-    };
+    let (target, connect): (SocketAddr, fn(SocketAddr) -> Address) =
+        match b.fabric.listen(&address(transport).0).unwrap() {
+            Address::Tcp(target) => (target, Address::Tcp),
+            Address::Ucx(target) => (target, Address::Ucx),
+            Address::Shm(_) => panic!("another address"),
+        };
     let proxy = Proxy::start(target, cut, forth);
     let (theirs, region) = b.memory(300, Rights::READ_AND_WRITE);
     theirs.write(0, &pattern(1, 300));
     let (ours, local) = a.memory(300, Rights::NONE);
-    let peer = a.fabric.connect(&Address::Tcp(proxy.address)).unwrap();
+    let peer = a.fabric.connect(&connect(proxy.address)).unwrap();
     let is_up = both(&mut a, &mut b, |a, _| {
         take(a, |event| match event {
             Event::Up { .. } => Some(true),
@@ -198,8 +203,12 @@ fn session(transport: Transport, cut: i64, forth: bool) -> usize {
 
 #[test]
 fn a_connection_that_is_cut_anywhere_ends_in_order() {
-    // Of TLS at every third one: it has twice as many.
-    for (transport, step) in [(Transport::Tcp, 1), (Transport::Encrypted, 3)] {
+    // Of TLS at every third one, which has twice as many; at each one where UCX is tested, which takes long anyway.
+    let all = match ucx_library() {
+        None => vec![(Transport::Tcp, 1), (Transport::Encrypted, 3)],
+        Some(_) => vec![(Transport::Tcp, 1), (Transport::Encrypted, 1), (Transport::Ucx, 1)],
+    };
+    for (transport, step) in all {
         for forth in [true, false] {
             let mut last = 0;
             let mut cut = 0;
