@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 
-use super::engine::{Done, Request};
+use super::engine::{Done, Request, Work};
 
 /// How long a dropped engine waits for its thread; a slower thread is left to end alone.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -66,6 +66,16 @@ pub(super) struct Requests {
     is_asleep: bool,
     /// Threads that wait for `has_requests`.
     waiting: usize,
+    /// Requests under way that change the disk, of those that [`Shared::next`] has given.
+    changing: usize,
+}
+
+impl Requests {
+    /// The place of the first request that may begin.
+    fn first(&self, most_changing: usize) -> Option<usize> {
+        let may_change = self.changing < most_changing || self.is_closed;
+        self.queue.iter().position(|request| may_change || !is_change(&request.work))
+    }
 }
 
 #[derive(Default)]
@@ -106,14 +116,31 @@ impl Shared {
         lock(&self.requests)
     }
 
-    /// The next request, as soon as there is one; none once the engine is closed.
-    pub fn next(&self) -> Option<Request> {
+    /// The next request, as soon as there is one; none once the engine is closed. At most `most_changing` of those
+    /// under way change the disk: then reads go before.
+    pub fn next(&self, most_changing: usize) -> Option<Request> {
         let mut requests = lock(&self.requests);
         requests.waiting += 1;
-        let wanting = |requests: &mut Requests| requests.queue.is_empty() && !requests.is_closed;
+        let wanting = |requests: &mut Requests| {
+            requests.first(most_changing).is_none() && !(requests.is_closed && requests.queue.is_empty())
+        };
         let mut requests = self.has_requests.wait_while(requests, wanting).unwrap_or_else(PoisonError::into_inner);
         requests.waiting -= 1;
-        requests.queue.pop_front()
+        let first = requests.first(most_changing)?;
+        let next = requests.queue.remove(first)?;
+        requests.changing += usize::from(is_change(&next.work));
+        Some(next)
+    }
+
+    /// A request that [`Shared::next`] gave, and that changes the disk, has ended.
+    pub fn changed(&self) {
+        let mut requests = lock(&self.requests);
+        requests.changing -= 1;
+        let has_waiting = requests.waiting > 0 && !requests.queue.is_empty();
+        drop(requests);
+        if has_waiting {
+            self.has_requests.notify_one();
+        }
     }
 
     /// Passes `done` to the owner and wakes it.
@@ -158,6 +185,61 @@ impl Shared {
     }
 }
 
+pub(super) fn is_change(work: &Work) -> bool {
+    !matches!(work, Work::Read { .. })
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uring::Span;
+
+    fn read(tag: u64) -> Request {
+        Request { tag, work: Work::Read { at: 0, span: Span::pool(0, 4096), checksum: None } }
+    }
+
+    fn sync(tag: u64) -> Request {
+        Request { tag, work: Work::Sync }
+    }
+
+    fn next(shared: &Shared) -> Option<u64> {
+        shared.next(2).map(|request| request.tag)
+    }
+
+    #[test]
+    fn reads_go_on_while_changes_hang() {
+        let shared = Shared::default();
+        shared.submit(&mut [sync(1), sync(2), sync(3), read(4), sync(5), read(6)].into());
+        assert_eq!([next(&shared), next(&shared), next(&shared)], [Some(1), Some(2), Some(4)]);
+        shared.changed();
+        assert_eq!([next(&shared), next(&shared)], [Some(3), Some(6)]);
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_a_change_to_end_takes_the_next_one() {
+        let shared = Shared::default();
+        shared.submit(&mut [sync(1), sync(2), sync(3)].into());
+        assert_eq!([next(&shared), next(&shared)], [Some(1), Some(2)]);
+        std::thread::scope(|scope| {
+            let third = scope.spawn(|| next(&shared));
+            while lock(&shared.requests).waiting == 0 {
+                std::thread::yield_now();
+            }
+            shared.changed();
+            assert_eq!(third.join().unwrap(), Some(3));
+        });
+    }
+
+    #[test]
+    fn what_was_submitted_is_done_before_the_end() {
+        let shared = Shared::default();
+        shared.submit(&mut [sync(1), sync(2), sync(3)].into());
+        assert_eq!([next(&shared), next(&shared)], [Some(1), Some(2)]);
+        lock(&shared.requests).is_closed = true;
+        assert_eq!([next(&shared), next(&shared)], [Some(3), None]);
+    }
 }

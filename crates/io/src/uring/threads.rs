@@ -10,11 +10,13 @@ use rustix::io::Errno;
 
 use super::engine::{Done, Engine, Request, TRIM, Work};
 use super::memory::Memory;
-use super::shared::{Shared, Waker};
+use super::shared::{Shared, Waker, is_change};
 use crate::descriptors;
 
 /// A thread per transfer in flight, up to this many: enough to fill the queue of one disk.
 const MAX_THREADS: u32 = 16;
+/// One in so many threads takes nothing but reads: a disk whose writes hang still gives what it has.
+const FOR_READS: usize = 4;
 
 /// See the module documentation.
 pub struct Threads {
@@ -27,7 +29,9 @@ impl Threads {
     /// Starts `depth` threads, at least one and at most 16. Errors when the machine gives none.
     pub fn start(file: Arc<File>, memory: Arc<Memory>, waker: Arc<Waker>, depth: u32) -> io::Result<Threads> {
         let mut engine = Threads { shared: Arc::default(), memory, threads: Vec::new() };
-        for _ in 0..depth.clamp(1, MAX_THREADS) {
+        let threads = depth.clamp(1, MAX_THREADS);
+        let most_changing = most_changing(threads as usize);
+        for _ in 0..threads {
             let (shared, memory) = (engine.shared.clone(), engine.memory.clone());
             let (theirs, (started, start)) = ((file.clone(), waker.clone()), mpsc::channel());
             let work = move || {
@@ -35,7 +39,7 @@ impl Threads {
                     Ok((file, [waker])) => {
                         // What is closed in this thread closes nothing of the process, so the process drops its own.
                         let _ = started.send(Ok(theirs));
-                        serve(&shared, file, memory, &waker);
+                        serve(&shared, file, memory, &waker, most_changing);
                     }
                     Err(error) => drop(started.send(Err(error))),
                 }
@@ -77,9 +81,18 @@ impl Drop for Threads {
     }
 }
 
-fn serve(shared: &Shared, file: File, memory: Arc<Memory>, waker: &Waker) {
-    while let Some(Request { tag, work }) = shared.next() {
+/// How many of so many threads may change the disk at once; a single one may.
+fn most_changing(threads: usize) -> usize {
+    (threads - threads.div_ceil(FOR_READS)).max(1)
+}
+
+fn serve(shared: &Shared, file: File, memory: Arc<Memory>, waker: &Waker, most_changing: usize) {
+    while let Some(Request { tag, work }) = shared.next(most_changing) {
+        let is_change = is_change(&work);
         let (result, checksum) = perform(&file, &memory, work);
+        if is_change {
+            shared.changed();
+        }
         shared.publish(&mut vec![Done { tag, result, checksum }], waker);
     }
     // The file's locks are released before anybody learns that this thread has ended.
