@@ -262,3 +262,27 @@ fn nothing_is_written_where_nothing_may_be_written() {
     states(&mut rig, ns, &[5]);
     assert_eq!(loads(&mut rig), [(DISK, key(5))], "it is still read from");
 }
+
+#[test]
+fn what_this_host_stored_is_found_though_the_stores_lacked_it_a_moment_ago() {
+    let (mut rig, ns) = rig();
+    let write_back = |rig: &mut Rig| {
+        for effect in rig.effects() {
+            if let Effect::WriteBack { tier, block, .. } = effect {
+                let is_stored = tier == FAR && rig.core.block_key(block) == key(0);
+                let outcome = if is_stored { Outcome::Stored } else { Outcome::Failed(ErrorKind::Full) };
+                rig.core.written_back(tier, block, outcome);
+            }
+        }
+    };
+    assert_eq!(states(&mut rig, ns, &[0]), [STATE_NOT_YET]);
+    [NEAR, FAR].into_iter().for_each(|tier| answer(&mut rig, tier, 0, ABSENT));
+    assert_eq!(rig.store(ns, None, &[0]), 1);
+    write_back(&mut rig);
+    for other in 1..=rig.core.capacity_bytes() / SMALL {
+        rig.store(ns, None, &[other]);
+        write_back(&mut rig);
+    }
+    assert_eq!(states(&mut rig, ns, &[0]), [STATE_NOT_YET]);
+    assert_eq!(loads(&mut rig), [(FAR, key(0))]);
+}

@@ -80,6 +80,7 @@ impl Core {
                 let key = self.tier_key_of(block);
                 if self.tiers.limits(tier).is_shared {
                     self.tiers.note_given(tier, key);
+                    self.tiers.presence_mut().stored(key, tier);
                 } else {
                     self.tiers.set_location(key, tier);
                     self.tiers.note_given_before(block, self.slots[block].tiers, key);

@@ -70,6 +70,14 @@ impl PresenceCache {
         }
     }
 
+    /// This host has stored the block there. What a tier said before is no longer so; of a key that nobody has asked
+    /// for, nothing is noted.
+    pub fn stored(&mut self, key: Fingerprint, tier: TierId) {
+        if let Some(Presence::Absent | Presence::Unknown) = self.get(key) {
+            self.set(key, Presence::Present(tier, LoadHealth::Good));
+        }
+    }
+
     /// A key is asked for: one probe for each tier that may have it.
     pub fn ask(&mut self, key: Fingerprint, probes: impl ExactSizeIterator<Item = Probe>) {
         self.set(key, Presence::Pending(probes.len() as u8, false));
