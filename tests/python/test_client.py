@@ -62,6 +62,18 @@ def test_blocks_come_back_as_they_were_put(client: Client) -> None:
     assert client.lookup(namespace, 0, tuple(keys)) == [True] * 5
 
 
+def test_blocks_of_a_new_size_find_room_in_a_pool_full_of_others() -> None:
+    with Daemon(capacity_bytes=256 << 20) as daemon:
+        daemon.start()
+        with Client(str(daemon.socket.parent), deadline=20.0) as client:
+            large = client.open_namespace({"model": "large"}, {0: 1 << 20})
+            for number in range(300):
+                assert client.put(large, 0, blocks(f"large {number}", 1, size=1 << 20)) == ["stored"]
+            for size in (64 << 10, 128 << 10, 5000):
+                small = client.open_namespace({"model": f"small {size}"}, {0: size})
+                assert client.put(small, 0, blocks("small", 3, size=size)) == ["stored"] * 3
+
+
 @pytest.mark.parametrize("policy", ["default", "lru"])
 @pytest.mark.parametrize("memory_bytes", [16 << 20, 0], ids=["memory", "messages"])
 @pytest.mark.parametrize(("size", "length"), [(64 << 10, 64), (256 << 10, 72)], ids=["one call", "three calls"])

@@ -164,6 +164,11 @@ impl Core {
         self.journal.ends()
     }
 
+    /// Whether room is being moved from blocks of one size to those of another: who found none may soon find some.
+    pub fn is_moving_room(&self) -> bool {
+        self.drains.is_moving()
+    }
+
     /// Does one piece of the long work: ended leases, touches in the pool, purges, hints and their prefetches, touches
     /// of shared stores, drains. True if there may be more to do now.
     pub fn step(&mut self) -> bool {

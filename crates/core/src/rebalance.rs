@@ -87,6 +87,11 @@ impl Drains {
         self.copies == 0 && self.all.iter().any(|drain| !drain.is_waiting)
     }
 
+    /// Whether a drain is under way that does not wait for holders.
+    pub fn is_moving(&self) -> bool {
+        self.copies > 0 || self.all.iter().any(|drain| !drain.is_waiting)
+    }
+
     /// The drain to continue, and the position of its pass: the extent at or after a unit, from a slot on.
     pub fn next(&self) -> Option<(Run, u32, u32)> {
         let drain = self.all.first().filter(|_| self.copies == 0)?;

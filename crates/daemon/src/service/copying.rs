@@ -27,6 +27,10 @@ use crate::clients::{Place, Room};
 use crate::loans::Borrowed;
 use crate::state::{Shared, State};
 
+/// How long a `Put` waits in all for room that moves from blocks of another size to its own, and how often it looks.
+const ROOM_PATIENCE: Duration = Duration::from_millis(100);
+const ROOM_PAUSE: Duration = Duration::from_millis(1);
+
 pub async fn put(shared: &Shared, place: &Place, request: PutRequest) -> Result<PutReply> {
     let (copiers, uid) = (place.copiers(), place.uid());
     let copier = copiers.acquire_owned().await.expect("the semaphore is never closed");
@@ -98,13 +102,14 @@ fn put_blocks(shared: &Shared, uid: u32, request: &PutRequest) -> Result<PutRepl
             .hint("all blocks of a group have the size with which their namespace was opened"));
     }
     let mut outcomes = Vec::with_capacity(request.blocks.len());
+    let mut patience = ROOM_PATIENCE;
     for (at, (hash, block)) in hashes.iter().zip(&request.blocks).enumerate() {
         let hash = BlockHash::new(hash)?;
         let payload = match &lent {
             Some(lent) => Payload::Lent(&lent.memory, lent.place(at, length), length),
             None => Payload::Message(&block.data),
         };
-        let outcome = put_one(shared, request, group, hash, before, payload)?;
+        let outcome = put_one(shared, request, (group, hash, before), payload, &mut patience)?;
         outcomes.push(outcome.into());
         before = Some(hash);
     }
@@ -116,16 +121,25 @@ fn put_blocks(shared: &Shared, uid: u32, request: &PutRequest) -> Result<PutRepl
 fn put_one(
     shared: &Shared,
     request: &PutRequest,
-    group: u16,
-    hash: BlockHash,
-    before: Option<BlockHash>,
+    key: (u16, BlockHash, Option<BlockHash>),
     payload: Payload<'_>,
+    patience: &mut Duration,
 ) -> Result<CommitOutcome> {
     let length = payload.len();
-    let taken = shared.event(|state| take(state, request, group, length))?;
-    let Some(taken) = taken else { return Ok(CommitOutcome::CommitLost) };
+    let taken = loop {
+        let (taken, is_moving_room) =
+            shared.event(|state| (take(state, request, key.0, length), state.core.is_moving_room()));
+        match taken? {
+            Some(taken) => break taken,
+            None if is_moving_room && !patience.is_zero() => {
+                std::thread::sleep(ROOM_PAUSE);
+                *patience = patience.saturating_sub(ROOM_PAUSE);
+            }
+            None => return Ok(CommitOutcome::CommitLost),
+        }
+    };
     let written = write(&taken, payload);
-    shared.event(|state| keep(state, request, (group, hash, before), &taken, &written))
+    shared.event(|state| keep(state, request, key, &taken, &written))
 }
 
 /// Where the bytes of a block come from.
