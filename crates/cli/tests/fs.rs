@@ -244,10 +244,15 @@ fn another_host_hits_what_one_has_stored_in_a_directory() {
     let (_one, client, worker) = serving(&one, &["--tier.fs.directories", path]);
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     store(&client, &worker, namespace, 0..100);
-    let (other, client, worker) = serving(&other, &["--tier.fs.directories", path, "--tier.fs.read_only", "true"]);
+    let arguments = ["--tier.fs.directories", path, "--tier.fs.read_only", "true", "--http.address", "127.0.0.1:0"];
+    let (other, client, worker) = serving(&other, &arguments);
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     (0..100).step_by(50).for_each(|first| is_served(&client, &worker, namespace, first..first + 50));
     other.says("cannot write to the tier; it is used read-only", 1);
+    // What nobody wants to write is not broken because it is not written.
+    let page = other.page("/metrics");
+    let healthy: Vec<&str> = page.lines().filter(|line| line.starts_with("forebay_shared_store_healthy{")).collect();
+    assert!(healthy.len() == 1 && healthy[0].ends_with("direction=\"load\"} 1"), "{healthy:?}");
 }
 
 /// A lookup of blocks that are there asks for them; what was asked for by name alone is no byte.

@@ -447,8 +447,8 @@ static METRICS: &[Metric] = &[
     // The stores that hosts share.
     metric(
         "forebay_shared_store_healthy",
-        "1 while the shared store can be used in this direction, `load` or `store`, else 0. `store` is 0 also while \
-         the store is read-only. Each is 0 also while the store or one of its nodes refuses such operations.",
+        "1 while the shared store can be used in this direction, `load` or `store`, else 0. A store that is \
+         configured as read-only has no `store`. Each is 0 also while the store or one of its nodes refuses such operations.",
         Gauges(&["tier", "store", "direction"], store_health),
     ),
     metric(
@@ -776,11 +776,12 @@ fn disk_health(snapshot: &Snapshot) -> Samples {
 
 fn store_health(snapshot: &Snapshot) -> Samples {
     let all = snapshot.tiers.iter().flat_map(|tier| tier.stores.iter().map(move |store| (tier.name, store)));
-    let of = |(tier, store): (&str, &StoreReport)| {
-        [("load", store.can_load()), ("store", store.can_store())].map(|(direction, can_be_used)| {
-            let labels = [tier, &store.name, direction].map(str::to_string);
-            (labels.to_vec(), u64::from(can_be_used))
-        })
+    let of = |(tier, store): (&str, &StoreReport)| -> Vec<(Vec<String>, u64)> {
+        let can_store = (!store.is_read_only).then(|| store.can_store());
+        let named = |(direction, can_be_used): (&str, Option<bool>)| {
+            Some(([tier, &store.name, direction].map(str::to_string).to_vec(), u64::from(can_be_used?)))
+        };
+        [("load", Some(store.can_load())), ("store", can_store)].into_iter().filter_map(named).collect()
     };
     all.flat_map(of).collect()
 }
