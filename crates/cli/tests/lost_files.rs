@@ -43,3 +43,20 @@ fn a_daemon_whose_pool_was_removed_serves_on_and_says_so() {
     fs::rename(&away, &data).unwrap();
     wait_until("it is well again", || line(&daemon, "pool").contains("populated"));
 }
+
+#[test]
+fn a_daemon_whose_disk_was_removed_serves_on_and_says_so() {
+    let (place, home) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"));
+    let (disk, away) = (home.path().join("disk"), home.path().join("away"));
+    let path = disk.to_str().expect("a path in UTF-8");
+    let daemon =
+        Daemon::start(&place, &[&HTTP[..], &["--tier.ssd.disks", path, "--tier.ssd.capacity_bytes", "64MiB"]].concat());
+    wait_until("the disk serves", || line(&daemon, "ssd").contains("serving"));
+    fs::rename(&disk, &away).unwrap();
+    wait_until("it says so", || line(&daemon, "disks").contains("a disk's file was removed or replaced"));
+    let page = daemon.page("/readyz");
+    assert!(page.contains("200 OK") && line(&daemon, "disks").contains("warn"), "{page}");
+    assert_eq!(daemon.log().matches("a disk's file was removed or replaced").count(), 1, "{}", daemon.log());
+    fs::rename(&away, &disk).unwrap();
+    wait_until("it is well again", || line(&daemon, "disks").is_empty());
+}

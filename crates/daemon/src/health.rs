@@ -112,6 +112,8 @@ impl Health {
         let lost = self.own_files.sockets.clone();
         checks.extend(lost.map(|why| check("sockets", false, why)));
         checks.extend(tiers);
+        let disks = self.own_files.disks.join("; ");
+        checks.extend((!disks.is_empty()).then_some(Check { name: "disks", finding: Finding::Impaired, why: disks }));
         checks
     }
 
@@ -184,7 +186,7 @@ mod tests {
         needed_bytes: 2 << 20,
         capacity_bytes: 60 << 20,
         lacks_memory: None,
-        own_files: OwnFiles { sockets: None, pool: None },
+        own_files: OwnFiles { sockets: None, pool: None, disks: Vec::new() },
         is_draining: false,
     };
 

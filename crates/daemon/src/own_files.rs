@@ -6,4 +6,7 @@ pub struct OwnFiles {
     /// Without its sockets nobody reaches the daemon.
     pub sockets: Option<String>,
     pub pool: Option<String>,
+    /// Each disk whose file is no longer at its path. The daemon reads and writes it as before, and the next one does
+    /// not find it.
+    pub disks: Vec<String>,
 }

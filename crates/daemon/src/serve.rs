@@ -81,6 +81,7 @@ async fn run(config: Config, revision: &'static str) -> Result<()> {
     vital::task(serve_rpc(rpc, shared.clone(), clients.clone()));
     vital::task(clients.sweep());
     vital::task(watch_files::run(shared.clone(), sockets.clone()));
+    vital::task(watch_files::run_disks(shared.clone()));
     tracing::info!(socket = %directory.display(), pid = std::process::id(), "serving");
 
     end.recv().await;

@@ -197,6 +197,12 @@ impl Tiers {
         missing.map(|disk| disk.name).collect()
     }
 
+    /// Names of this host's disks that are in use, which are their paths.
+    pub fn used_disks(&mut self) -> Vec<String> {
+        let tiers = self.drivers.iter_mut().filter(|driver| !driver.is_shared).filter_map(Driver::driven);
+        tiers.flat_map(|tier| tier.disks()).filter(|disk| disk.missing.is_none()).map(|disk| disk.name).collect()
+    }
+
     /// Blocks that purges removed from this host's own tiers since these were opened.
     pub fn purged_blocks(&self) -> u64 {
         self.drivers.iter().map(|driver| driver.purge_report().removed_blocks).sum()
