@@ -3,10 +3,11 @@
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_io::Seldom;
 use forebay_io::trust::{self, Holds};
 use tokio::net::{UnixListener, UnixStream};
 
@@ -50,6 +51,9 @@ fn warn_of_closed(directory: &Path) {
     }
 }
 
+/// While descriptors are short, each try fails.
+static UNACCEPTED: LazyLock<Seldom> = LazyLock::new(Seldom::default);
+
 /// The next connection of a user who may connect, and its place: root, the daemon's own user, or a configured one.
 pub async fn accept(listener: &UnixListener, shared: &Shared, clients: &Arc<Clients>) -> (UnixStream, Arc<Place>) {
     loop {
@@ -58,7 +62,10 @@ pub async fn accept(listener: &UnixListener, shared: &Shared, clients: &Arc<Clie
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
+                if let Some(times) = UNACCEPTED.add(Instant::now()) {
+                    let hint = "raise the daemon's limit of descriptors: `LimitNOFILE=` of a service, `ulimit -n`";
+                    tracing::warn!(%error, times, hint, "cannot accept a connection");
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }

@@ -137,7 +137,7 @@ pub fn check_threads() -> forebay_core::Result<()> {
         let what = format!("cannot start the daemon's threads: {} of {LEAST_THREADS} started", threads.len());
         Err(Error::new(ErrorKind::Full, what).source(error).hint(
             "raise the limit of tasks: `TasksMax=` of a service, `--pids-limit` of a container, `pids.max` of a \
-             control group, or `ulimit -u` of the user",
+             control group, or `ulimit -u` of the user; or that of address space, `ulimit -v`",
         ))
     })
 }

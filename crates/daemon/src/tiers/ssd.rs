@@ -362,8 +362,12 @@ impl Setting for EngineChoice {
 fn judged(disk: &DiskConfig, look: Look, are_others_there: bool) -> Vec<Result<String>> {
     let shown = disk.path.display();
     match look.prospect {
-        Ok(Prospect::Take { made_bytes: None }) => vec![Ok(format!("`{shown}` can be used"))],
-        Ok(Prospect::Take { made_bytes: Some(bytes) }) => {
+        Ok(Prospect::Take { cut_bytes: Some(bytes), .. }) => {
+            let bytes = human(bytes);
+            vec![Ok(format!("`{shown}` was cut to {bytes}: it can be used, but the blocks that were behind are lost"))]
+        }
+        Ok(Prospect::Take { made_bytes: None, cut_bytes: None }) => vec![Ok(format!("`{shown}` can be used"))],
+        Ok(Prospect::Take { made_bytes: Some(bytes), cut_bytes: None }) => {
             let bytes = human(bytes);
             vec![Ok(format!("`{shown}` can be used, with the {bytes} that it was formatted with, until it is emptied"))]
         }

@@ -26,6 +26,7 @@ use super::grants::Grants;
 use super::ground::Ground;
 use super::layout::{self, MARKER, OWN_FOLDER, USAGE};
 use crate::header::Sealing;
+use crate::seldom::Seldom;
 
 const TITLE: &str = "forebay directory 1";
 /// Entries that filesystems keep in an otherwise empty directory.
@@ -47,6 +48,8 @@ pub(super) struct Directory {
     pub sealing: Sealing,
     /// Loads that read an object damaged, and differently the second time.
     pub misreads: AtomicU64,
+    /// Warnings of damaged objects. After a change of the secret, each object of before is one.
+    pub damaged: Seldom,
     /// Why the last store was refused, as the system numbers errors; 0 where [`Directory::last_refusal`] has none.
     last_refusal: AtomicI32,
     /// Device, inode and time of the marker when the directory was last seen to be this one.
@@ -157,6 +160,7 @@ impl Directory {
             fsync: config.fsync,
             sealing: config.sealing.clone(),
             misreads: AtomicU64::new(0),
+            damaged: Seldom::default(),
             last_refusal: AtomicI32::new(0),
             marker_seen: Mutex::default(),
             writer: layout::writer(),
@@ -333,7 +337,10 @@ impl Directory {
                 return Err(Error::invalid("the directory holds other files")
                     .with("path", path)
                     .with("found", name.to_string_lossy())
-                    .hint("name an empty directory, or one that Forebay has used"));
+                    .hint(
+                        "name an empty directory, or one that Forebay has used; if `.forebay` was removed from it, \
+                         stop the daemons that use it, and remove the rest too",
+                    ));
             }
         }
         Ok(())

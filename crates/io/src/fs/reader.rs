@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Operation, Outcome};
@@ -166,7 +166,11 @@ fn is_fresh(about: &Stat, limit: Duration) -> bool {
 
 /// Removes a damaged object, unless it was replaced meanwhile, so that the block can be stored again.
 fn discard(directory: &Directory, path: &Path, file: &File, op: &Operation) {
-    tracing::warn!(path = %directory.path.join(path).display(), group = op.key.group, "a shared object is damaged");
+    if let Some(objects) = directory.damaged.add(Instant::now()) {
+        let path = directory.path.join(path);
+        let group = op.key.group;
+        tracing::warn!(path = %path.display(), group, objects, "shared objects are damaged, or of another secret");
+    }
     let is_same = |seen: &Stat, now: &Stat| (seen.st_dev, seen.st_ino) == (now.st_dev, now.st_ino);
     let Ok((folder, name)) = directory.enter().and_then(|root| resolve(&root, path)) else { return };
     let (Ok(seen), Ok(now)) = (fstat(file), folder.about(name)) else { return };

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use forebay_core::checksum::Checksum;
 use forebay_core::tier::{OpKind, Operation, Outcome};
@@ -19,6 +20,7 @@ use object_store::{Error, GetOptions, GetRange, ObjectStoreExt};
 
 use crate::cancel::SlotGuard;
 use crate::header::{HEADER_BYTES, Sealing};
+use crate::seldom::Seldom;
 use crate::uring::Region;
 
 /// Parts of one object that are uploaded at a time.
@@ -35,6 +37,8 @@ pub(super) struct Place {
     pub pool: Region,
     /// Whether objects are not removed, however damaged.
     pub is_read_only: bool,
+    /// Warnings of damaged objects. After a change of the secret, each object of before is one.
+    pub damaged: Seldom,
     /// Loads whose first answer was damaged and whose second one was not, or was damaged in another way.
     pub misreads: Arc<AtomicU64>,
 }
@@ -103,7 +107,9 @@ impl Place {
             }
             Err(outcome) => {
                 if outcome == DAMAGED {
-                    tracing::warn!(%path, "an object is damaged");
+                    if let Some(objects) = self.damaged.add(Instant::now()) {
+                        tracing::warn!(%path, objects, "objects are damaged, or of another secret");
+                    }
                 }
                 if outcome == DAMAGED && !self.is_read_only {
                     // So that the block can be stored again. A failure shows at the next store.

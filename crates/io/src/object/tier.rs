@@ -25,6 +25,7 @@ use super::moves::Place;
 use super::purge;
 use super::report::{Counters, ObjectReport};
 use crate::cancel::SlotGuard;
+use crate::seldom::Seldom;
 use crate::transfers::Transfers;
 use crate::uring::{Region, Waker};
 
@@ -66,7 +67,8 @@ impl Object {
         let misreads = Arc::<AtomicU64>::default();
         let (prefix, part_bytes) = (config.prefix.clone(), config.part_bytes);
         let (is_read_only, sealing) = (config.read_only, config.sealing.clone());
-        let place = Place { store, prefix, sealing, part_bytes, pool, is_read_only, misreads: misreads.clone() };
+        let (damaged, misreads_there) = (Seldom::default(), misreads.clone());
+        let place = Place { store, prefix, sealing, part_bytes, pool, is_read_only, damaged, misreads: misreads_there };
         let client =
             Client::start(runtime, place, config.requests, config.timeout, waker.clone()).map_err(no_machine)?;
         Ok(Object {

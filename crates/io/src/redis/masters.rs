@@ -76,11 +76,25 @@ fn answers(address: &Address, settings: &Settings) -> Result<String> {
         };
         return Err(client.refused(verb, said).hint(hint));
     }
+    let mut memory = Vec::new();
+    resp::command(&mut memory, &[b"INFO", b"memory"]);
+    let keeps_all = client.ask(&memory, 1)?.first().and_then(Reply::text).and_then(keeps_all);
     let lacking: Vec<&str> = of_purges.iter().flatten().map(|(verb, _)| verb.as_str()).collect();
-    Ok(match lacking[..] {
-        [] => format!("`{address}` answers"),
+    Ok(match (&lacking[..], keeps_all) {
+        ([], None) => format!("`{address}` answers"),
+        ([], Some(why)) => format!("`{address}` answers, and {why}"),
         _ => format!("`{address}` answers, and refuses what a purge needs: {}", lacking.join(", ")),
     })
+}
+
+/// What happens at a server that evicts nothing, of its `INFO memory`.
+fn keeps_all(info: &str) -> Option<&'static str> {
+    let of = |name| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    match (of("maxmemory:")?, of("maxmemory_policy:")?) {
+        ("0", _) => Some("takes all memory of its host: its `maxmemory` is 0"),
+        (_, "noeviction") => Some("refuses blocks when it is full: its `maxmemory-policy` is `noeviction`"),
+        _ => None,
+    }
 }
 
 /// The masters, as they were told of.

@@ -217,7 +217,7 @@ pub(super) fn check_content(file: &File, bytes: u64) -> Result<Content> {
 }
 
 /// The capacity that the superblock tells, if it can be read.
-fn formatted_bytes(file: &File) -> Option<u64> {
+pub(super) fn formatted_bytes(file: &File) -> Option<u64> {
     let mut first = [0; PAGE_BYTES];
     file.read_exact_at(&mut first, 0).ok()?;
     Geometry::decode_superblock(&first).map(|geometry| geometry.disk_bytes())

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::config::DiskConfig;
 use super::device::{
-    DAEMON_BYTE, cannot, check_kind, check_place, free_bytes, in_use, judged, needs_capacity, no_room,
+    DAEMON_BYTE, cannot, check_kind, check_place, formatted_bytes, free_bytes, in_use, judged, needs_capacity, no_room,
     open_for_transfers, place_of, trusted_path,
 };
 use super::layout::{Geometry, PAGE_BYTES};
@@ -26,6 +26,8 @@ pub enum Prospect {
     Take {
         /// The capacity of a disk that was formatted, where another one is configured: it keeps its own.
         made_bytes: Option<u64>,
+        /// The length of a file that was formatted with more: what was behind it is lost.
+        cut_bytes: Option<u64>,
     },
     /// It would make a file.
     Make {
@@ -115,7 +117,9 @@ fn examine_disk(real: &Path, links: OFlags, config: &DiskConfig) -> Result<Prosp
         // Whether it is mounted. The description is closed at once.
         open_for_transfers(real, links, &file)?;
     }
-    Ok(Prospect::Take { made_bytes: other_capacity(&file, config) })
+    let is_cut = metadata.is_file() && formatted_bytes(&file).is_some_and(|made| metadata.len() < made);
+    let cut_bytes = is_cut.then_some(metadata.len());
+    Ok(Prospect::Take { made_bytes: other_capacity(&file, config), cut_bytes })
 }
 
 /// The capacity that a disk keeps, if that is not the configured one.

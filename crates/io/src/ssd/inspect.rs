@@ -13,7 +13,7 @@ use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use rustix::fs::OFlags;
 
 use super::config::SsdConfig;
-use super::device::{Content, DAEMON_BYTE, check_content};
+use super::device::{Content, DAEMON_BYTE, check_content, formatted_bytes};
 use super::disk::Disk;
 use super::io::RETRY_INTERVAL;
 use super::lists::{Reader, Step, Walk};
@@ -68,6 +68,12 @@ impl Inspection {
                 .hint("run `forebay inspect` to ask the daemon, or stop it first"));
         }
         let bytes = file.seek(SeekFrom::End(0)).map_err(cannot)?;
+        if let Some(made_bytes) = formatted_bytes(&file).filter(|made_bytes| bytes < *made_bytes) {
+            return Err(with_path(Error::new(ErrorKind::Corrupt, "this disk was cut: its file is too short"))
+                .with("bytes", bytes)
+                .with("made_bytes", made_bytes)
+                .hint("start the daemon, which lengthens the file and serves the blocks that are left; then stop it"));
+        }
         // No bytes move to or from a pool here.
         let [pool, staging] = [1 << 12, STAGING_BYTES].map(Region::anonymous);
         let memory = Arc::new(Memory::new(pool.map_err(no_memory)?, staging.map_err(no_memory)?));

@@ -161,7 +161,16 @@ fn an_examination_names_each_right_that_the_user_lacks_and_writes_nothing() {
             assert!(found.ends_with(&format!("refuses what a purge needs: {right}")), "{found}");
             set(&format!("+{}", right.to_lowercase()));
         }
-        assert!(examine(&config)[0].as_ref().unwrap().ends_with("answers"));
+        for (limit, policy, told) in [
+            ("0", "allkeys-lru", "its `maxmemory` is 0"),
+            ("100mb", "noeviction", "its `maxmemory-policy` is `noeviction`"),
+            ("100mb", "allkeys-lru", "answers"),
+        ] {
+            server.admin().must(&["CONFIG", "SET", "maxmemory", limit]);
+            server.admin().must(&["CONFIG", "SET", "maxmemory-policy", policy]);
+            let found = examine(&config).remove(0).unwrap();
+            assert!(found.ends_with(told), "{found}");
+        }
         assert_eq!(server.admin().must(&["DBSIZE"]), "0", "{kind:?}");
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::tier::{Completion, Outcome, Tier};
 use forebay_core::{ErrorKind, Result};
-use forebay_io::ssd::{DiskClaim, DiskConfig, Inspection, Ssd, SsdConfig};
+use forebay_io::ssd::{DiskClaim, DiskConfig, Inspection, Prospect, Ssd, SsdConfig, examine};
 use forebay_io::uring::{EngineChoice, Region};
 use rustix::event::{PollFd, PollFlags};
 
@@ -284,7 +284,13 @@ fn a_file_that_is_truncated_under_load_costs_blocks_and_nothing_else() {
         let stores: Vec<_> = (400..440).map(|number| bed.store(number, number - 400, 20_000)).collect();
         bed.run(&stores).unwrap();
         drop(bed);
+        File::options().write(true).open(&path).unwrap().set_len(4 * MIB).unwrap();
+        let found = examine(&DiskConfig { path: path.clone(), ..config.disks[0].clone() }).prospect.unwrap();
+        assert_eq!(found, Prospect::Take { made_bytes: None, cut_bytes: Some(4 * MIB) });
+        let error = Inspection::open(&path).err().expect("it was cut");
+        assert!(error.to_string().contains("this disk was cut"), "{error}");
         let mut bed = Bed::on_file(open_when_free(&config, &pool), &pool);
+        assert!(bed.ssd.report()[0].recovery.segments_lost > 0);
         let outcomes: Vec<Outcome> = (0..300).map(|number| bed.look(number, 20_000)).collect();
         assert!(outcomes.iter().any(|outcome| matches!(outcome, Outcome::Loaded { .. })), "{engine:?}");
         bed.store_all((500..520).map(|number| (number, 20_000)));

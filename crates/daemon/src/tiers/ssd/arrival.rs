@@ -83,6 +83,14 @@ impl Arrival {
         let (disk, blocks, is_direct) = (found.name.as_str(), found.blocks, found.is_direct);
         tracing::info!(disk, blocks, engine, why, is_direct, "opened a disk");
         self.warn_of_geometry(&found);
+        if found.recovery.segments_lost > 0 {
+            tracing::warn!(
+                disk,
+                segments = found.recovery.segments_lost,
+                hint = "was its file cut? look for errors of this disk in the kernel's log",
+                "a disk has lost segments; the blocks in them are misses"
+            );
+        }
         self.inbox.opened(self.place, opened);
         Ok(())
     }
