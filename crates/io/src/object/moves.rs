@@ -106,10 +106,10 @@ impl Place {
                 copied.map_or(Outcome::Failed(ErrorKind::Timeout), |()| loaded)
             }
             Err(outcome) => {
-                if outcome == DAMAGED {
-                    if let Some(objects) = self.damaged.add(Instant::now()) {
-                        tracing::warn!(%path, objects, "objects are damaged, or of another secret");
-                    }
+                if outcome == DAMAGED
+                    && let Some(objects) = self.damaged.add(Instant::now())
+                {
+                    tracing::warn!(%path, objects, "objects are damaged, or of another secret");
                 }
                 if outcome == DAMAGED && !self.is_read_only {
                     // So that the block can be stored again. A failure shows at the next store.
