@@ -40,10 +40,7 @@ fn to_text(reply: &AdviseReply) -> String {
         saved(reply.saved_tokens, reply.saved_prefill_us)
     );
     if !reply.shared_stores.is_empty() {
-        let stores = reply.shared_stores.join(", ");
-        text += &format!(
-            "\nhits include those from {stores}; the optimum and all estimates below count memory and disk only\n"
-        );
+        text += &format!("\n{}\n", note_of_stores(&reply.shared_stores));
     }
     text += &format!("\nmisses\n{}", misses(reply));
     if reply.keys < LEAST_KEYS {
@@ -61,6 +58,12 @@ fn to_text(reply: &AdviseReply) -> String {
         text += &format!("\nalarm: {name}\n  cause: {cause}\n  hint: {hint}\n");
     }
     text
+}
+
+/// Why the hit rate may be above the optimum.
+pub fn note_of_stores(stores: &[String]) -> String {
+    let stores = stores.join(", ");
+    format!("hits include those from {stores}; the optimum and all estimates below count memory and disk only")
 }
 
 /// What other sizes of memory and disk would hit.

@@ -24,7 +24,7 @@ pub fn chart(hour: &FrameHistory, width: usize, height: usize) -> Vec<Line> {
     let column = if minutes == 1.0 { "a minute".to_owned() } else { format!("{:.0} s", 60.0 * minutes) };
     let mut lines = vec![Line::styled(
         Style::Title,
-        format!("HISTORY  a column is {column}   * hit rate   - optimum of this size   = without limit"),
+        format!("HISTORY  a column is {column}   * hit rate   - optimum   = without limit"),
     )];
     for row in 0..rows {
         let upper = top * (rows - row) as f32 / rows as f32;

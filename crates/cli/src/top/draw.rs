@@ -22,7 +22,8 @@ const MAX_ROWS: usize = 10_000;
 /// Below it some columns are left out.
 const WIDE: usize = 100;
 
-/// At most `height` lines of at most `width`.
+/// At most `height` lines of at most `width`. Text, which has no height, is laid out for `width`, and nothing of it is
+/// cut.
 pub fn draw(frame: &FrameReply, look: &Look, width: usize, height: usize) -> Vec<Line> {
     let mut lines = vec![header(frame, look, width)];
     lines.extend(wrong(frame, look).into_iter().flat_map(|line| line.wrapped(width, 7)));
@@ -30,16 +31,17 @@ pub fn draw(frame: &FrameReply, look: &Look, width: usize, height: usize) -> Vec
     let body = match look.view {
         View::Answer => answer(frame, look, width, room),
         View::Misses => misses_in_full(frame, width),
-        View::Curves => curves(frame),
+        View::Curves => curves(frame, width),
         View::Engines => who::engines(frame, look, width, room),
-        View::Tiers => tiers_in_full(frame),
+        View::Tiers => tiers_in_full(frame, width),
         View::Help => help(),
     };
     lines.extend(body.into_iter().take(room));
-    if height <= MAX_ROWS {
-        lines.resize_with(height.saturating_sub(1), Line::default);
-        lines.push(footer(look));
+    if height > MAX_ROWS {
+        return lines;
     }
+    lines.resize_with(height.saturating_sub(1), Line::default);
+    lines.push(footer(look));
     lines.into_iter().map(|line| line.clipped(width)).collect()
 }
 
@@ -55,16 +57,15 @@ fn header(frame: &FrameReply, look: &Look, width: usize) -> Line {
         None => String::new(),
     };
     let engines = frame.engines.iter().filter(|engine| engine.ranks > 0 && engine.state != "gone").count() as u64;
-    let text = format!(
-        "  {}  up {}  pool {}{populated}{huge}  {}",
-        escaped(&frame.host),
-        uptime(frame.uptime_seconds),
-        size(pool.capacity_bytes),
-        counted(engines, "engine"),
-    );
+    let (host, up, capacity) = (escaped(&frame.host), uptime(frame.uptime_seconds), size(pool.capacity_bytes));
+    let told = |details: &str| format!("  {host}  up {up}  pool {capacity}{details}  {}", counted(engines, "engine"));
     let clock = format!("{}{}", if look.is_paused { "PAUSED " } else { "" }, clock(frame));
-    let left = Line::styled(Style::Title, "forebay top").and(Style::Plain, text);
-    left.beside(width.saturating_sub(clock.chars().count()), Line::styled(Style::Title, clock))
+    let left = |text| Line::styled(Style::Title, "forebay top").and(Style::Plain, text);
+    let room = width.saturating_sub(clock.chars().count());
+    // The last one says least.
+    let ways = [format!("{populated}{huge}"), populated, String::new()].map(|details| left(told(&details)));
+    let shown = ways.iter().find(|line| line.len() < room).unwrap_or(&ways[2]).clone();
+    shown.beside(room, Line::styled(Style::Title, clock))
 }
 
 /// What is wrong, the worst first; or that nothing is.
@@ -95,8 +96,11 @@ fn wrong(frame: &FrameReply, look: &Look) -> Vec<Line> {
 
 /// Everything at once, as much of it as there is room for.
 fn answer(frame: &FrameReply, look: &Look, width: usize, room: usize) -> Vec<Line> {
-    let (pool, rates) = (pool(frame.pool.unwrap_or_default(), width), rates_and_misses(frame));
-    let (tiers, help) = (tiers(frame, width), help_of_sizes(frame));
+    let (pool, mut rates) = (pool(frame.pool.unwrap_or_default(), width), rates_and_misses(frame, width));
+    let (tiers, help) = (tiers(frame, width), help_of_sizes(frame, width));
+    if room > MAX_ROWS {
+        rates.extend(note_of_stores(frame, width));
+    }
     let blanks = if room > 28 { 4 } else { 0 };
     let fixed = pool.len() + rates.len() + tiers.len() + help.len() + blanks;
     let left = room.saturating_sub(fixed);
@@ -149,7 +153,10 @@ fn pool(pool: FramePool, width: usize) -> Vec<Line> {
     let legend: Vec<String> =
         legend.map(|(mark, what, bytes, _)| format!("{mark} {what} {}", figure(*bytes))).collect();
     let flow = format!("in {}  out {}", speed(pool.stored_bytes_per_second), speed(pool.evicted_bytes_per_second));
-    vec![bar.and(Style::Plain, told), Line::plain(format!("{unit:<6}{}  {flow}", legend.join("  ")))]
+    // The rows of the tiers tell the flow too.
+    let ways = [format!("{}  {flow}", legend.join("  ")), format!("{}  {flow}", legend.join(" ")), legend.join(" ")];
+    let legend = ways.iter().find(|text| text.len() + 6 <= width).unwrap_or(&ways[2]);
+    vec![bar.and(Style::Plain, told), Line::plain(format!("{unit:<6}{legend}"))]
 }
 
 /// The unit in which a size is told.
@@ -162,15 +169,19 @@ fn unit(bytes: u64) -> (&'static str, u64) {
 }
 
 /// How good the hit rate is, beside why it is not better.
-fn rates_and_misses(frame: &FrameReply) -> Vec<Line> {
+fn rates_and_misses(frame: &FrameReply, width: usize) -> Vec<Line> {
     let left = rates(frame);
     let mut misses: Vec<&FrameMiss> = frame.misses.iter().filter(|miss| miss.keys > 0).collect();
     misses.sort_by(|a, b| b.share_ratio.unwrap_or(0.0).total_cmp(&a.share_ratio.unwrap_or(0.0)));
     let columns = [WHY, Column { head: ">keys/s", width: 6 }, Column { head: ">share", width: 7 }];
     let miss = |miss: &&FrameMiss| {
         let cells = [words(&miss.reason), count(miss.keys_per_second), percent(miss.share_ratio)];
-        let bar = "#".repeat((miss.share_ratio.unwrap_or(0.0) * 20.0).round() as usize);
-        Line::plain(row(&columns, &cells)).and(Style::Warn, format!("  {bar}"))
+        let figures = Line::plain(row(&columns, &cells));
+        let room = width.saturating_sub(HALF + figures.len() + 2);
+        // Bars of a few characters look alike.
+        let longest = if room < 10 { 0 } else { room.min(20) };
+        let bar = "#".repeat((miss.share_ratio.unwrap_or(0.0) * longest as f64).round() as usize);
+        figures.and(Style::Warn, format!("  {bar}"))
     };
     let mut right = vec![heads(&columns)];
     right.extend(misses.iter().take(left.len() - 1).map(miss));
@@ -255,9 +266,13 @@ fn tiers(frame: &FrameReply, width: usize) -> Vec<Line> {
         Column { head: ">DOWN/S", width: 9 },
         Column { head: ">WAIT", width: 5 },
         Column { head: ">P50", width: 8 },
-        Column { head: "TROUBLE", width: 80 },
     ];
-    let shown = if width < WIDE { columns.len() - 2 } else { columns.len() };
+    let is_wide = width >= WIDE;
+    let shown = if is_wide { columns.len() } else { columns.len() - 1 };
+    let beside = |line: Line, style: Style, trouble: &str| match is_wide {
+        true => line.and(style, format!("  {trouble}")),
+        false => line,
+    };
     let flow = |rate: f64| if rate < 1.0 { "-".to_owned() } else { size(rate as u64) };
     let line = |tier: &FrameTier| {
         let cells = [
@@ -270,21 +285,22 @@ fn tiers(frame: &FrameReply, width: usize) -> Vec<Line> {
             flow(tier.down_bytes_per_second),
             count((tier.waiting_blocks + tier.waiting_operations) as f64),
             time(tier.p50_seconds),
-            escaped(&tier.trouble),
         ];
-        Line::styled(state_of(tier), row(&columns[..2], &cells[..2]))
-            .and(Style::Plain, format!("  {}", row(&columns[2..shown], &cells[2..shown])))
+        let line = Line::styled(state_of(tier), row(&columns[..2], &cells[..2]))
+            .and(Style::Plain, format!("  {}", row(&columns[2..shown], &cells[2..shown])));
+        beside(line, Style::Plain, &escaped(&tier.trouble))
     };
-    std::iter::once(heads(&columns[..shown])).chain(frame.tiers.iter().map(line)).collect()
+    let head = beside(heads(&columns[..shown]), Style::Title, "TROUBLE");
+    std::iter::once(head).chain(frame.tiers.iter().map(line)).collect()
 }
 
 /// Hit rates with other sizes of memory and disk.
-fn help_of_sizes(frame: &FrameReply) -> Vec<Line> {
+fn help_of_sizes(frame: &FrameReply, width: usize) -> Vec<Line> {
     let estimates = frame.estimates.clone().unwrap_or_default();
     if estimates.sampled_keys < crate::advise::LEAST_KEYS {
         let keys = format!("{} keys of {}", estimates.sampled_keys, crate::advise::LEAST_KEYS);
         let text = format!("too little traffic yet to estimate other sizes: a sample of {keys}");
-        return vec![Line::styled(Style::Title, "HELPS     ").and(Style::Plain, text)];
+        return Line::styled(Style::Title, "HELPS     ").and(Style::Plain, text).wrapped(width, 10);
     }
     let capacity = frame.pool.unwrap_or_default().capacity_bytes;
     let line = |what: &str, curve: &[forebay_rpc::proto::CurvePoint], present: u64| {
@@ -293,13 +309,18 @@ fn help_of_sizes(frame: &FrameReply) -> Vec<Line> {
             let told = format!("{bytes} {:.1}", 100.0 * point.hit_ratio);
             if point.capacity_bytes == present { format!("[{told}]") } else { told }
         };
-        let told: Vec<String> = curve.iter().map(point).collect();
-        Line::styled(Style::Title, format!("{what:10}")).and(Style::Plain, told.join("  "))
+        let mut lines = vec![Line::styled(Style::Title, format!("{what:<8}"))];
+        for told in curve.iter().map(point) {
+            if lines.last().is_some_and(|line| line.len() + 2 + told.len() > width) {
+                lines.push(Line::plain(" ".repeat(8)));
+            }
+            let last = lines.pop().unwrap_or_default();
+            lines.push(last.and(Style::Plain, format!("  {told}")));
+        }
+        lines
     };
-    vec![
-        line("MEMORY %", &estimates.memory_curve, capacity),
-        line("DISK %", &estimates.disk_curve, estimates.disk_bytes),
-    ]
+    let memory = line("MEMORY %", &estimates.memory_curve, capacity);
+    [memory, line("DISK %", &estimates.disk_curve, estimates.disk_bytes)].concat()
 }
 
 fn misses_in_full(frame: &FrameReply, width: usize) -> Vec<Line> {
@@ -330,11 +351,25 @@ fn misses_in_full(frame: &FrameReply, width: usize) -> Vec<Line> {
     lines
 }
 
-fn curves(frame: &FrameReply) -> Vec<Line> {
+/// What the estimates leave out, if a shared store serves.
+fn note_of_stores(frame: &FrameReply, width: usize) -> Vec<Line> {
+    let stores: Vec<String> =
+        frame.tiers.iter().filter(|tier| tier.is_shared).map(|tier| escaped(&tier.name)).collect();
+    match stores.is_empty() {
+        true => Vec::new(),
+        false => Line::plain(crate::advise::note_of_stores(&stores)).wrapped(width, 0),
+    }
+}
+
+fn curves(frame: &FrameReply, width: usize) -> Vec<Line> {
     let estimates = frame.estimates.clone().unwrap_or_default();
     let mut lines = vec![Line::default()];
+    lines.extend(note_of_stores(frame, width));
+    if lines.len() > 1 {
+        lines.push(Line::default());
+    }
     if estimates.sampled_keys < crate::advise::LEAST_KEYS {
-        lines.extend(help_of_sizes(frame));
+        lines.extend(help_of_sizes(frame, width));
         return lines;
     }
     let capacity = frame.pool.unwrap_or_default().capacity_bytes;
@@ -354,16 +389,17 @@ fn curves(frame: &FrameReply) -> Vec<Line> {
         lines.push(Line::default());
     }
     let best = percent(estimates.optimum_ratio);
-    lines.push(Line::plain(format!(
+    let sample = format!(
         "on a sample of {} recent keys: hit {}, best cache of this size {best}, cache without limit {}",
         estimates.sampled_keys,
         percent(estimates.hit_ratio),
         percent(estimates.ceiling_ratio)
-    )));
+    );
+    lines.extend(Line::plain(sample).wrapped(width, 2));
     lines
 }
 
-fn tiers_in_full(frame: &FrameReply) -> Vec<Line> {
+fn tiers_in_full(frame: &FrameReply, width: usize) -> Vec<Line> {
     let mut lines = Vec::new();
     for tier in &frame.tiers {
         let shared = if tier.is_shared { ", shared with other hosts" } else { "" };
@@ -375,13 +411,15 @@ fn tiers_in_full(frame: &FrameReply) -> Vec<Line> {
                 .and(Style::Plain, shared),
         );
         if !tier.trouble.is_empty() {
-            lines.push(Line::styled(state_of(tier), format!("  {}", escaped(&tier.trouble))));
+            lines.extend(Line::styled(state_of(tier), format!("  {}", escaped(&tier.trouble))).wrapped(width, 4));
         }
         let capacity = tier.capacity_bytes.map_or(String::new(), |bytes| format!(" of {}", size(bytes)));
         let held = tier.held_bytes.map_or("unknown".to_owned(), size);
         let (hits, rate) = (tier.hits, count(tier.hits_per_second));
         let share = percent(tier.share_ratio);
-        lines.push(Line::plain(format!("  holds {held}{capacity}, {} blocks", tier.held_blocks)));
+        // The blocks of shared stores are in no index.
+        let blocks = if tier.is_shared { "-".to_owned() } else { tier.held_blocks.to_string() };
+        lines.push(Line::plain(format!("  holds {held}{capacity}, {blocks} blocks")));
         lines.push(Line::plain(format!("  hits {hits}, {rate}/s now, {share} of all in 15 minutes")));
         lines.push(Line::plain(format!(
             "  up {}, p50 {}, p99 {}; down {}",
@@ -391,14 +429,15 @@ fn tiers_in_full(frame: &FrameReply) -> Vec<Line> {
             speed(tier.down_bytes_per_second),
         )));
         if tier.name != "pool" {
-            lines.push(Line::plain(format!(
+            let work = format!(
                 "  loading {} blocks, writing {}, waiting {}; {} operations wait; {} late",
                 tier.loading_blocks,
                 tier.storing_blocks,
                 tier.waiting_blocks,
                 tier.waiting_operations,
                 size(tier.late_bytes)
-            )));
+            );
+            lines.extend(Line::plain(work).wrapped(width, 4));
         }
     }
     lines
@@ -420,7 +459,7 @@ fn help() -> Vec<Line> {
         ("in, out", "stored into the pool, evicted from it"),
         ("no limit", "hit rate of a cache without limit: nothing can be better"),
         ("optimum", "hit rate of the best possible cache of this size, on a sample"),
-        ("of hits", "first hits of promoted blocks are their tier's, all others the pool's; 15 minutes"),
+        ("of hits", "15 min; a promoted block's first hit is its tier's, else the pool's"),
         ("up, down", "of the pool: hits and stores; of a tier: promotions and writes"),
     ];
     let line =

@@ -247,6 +247,57 @@ fn the_other_views_are_the_golden_ones() {
 }
 
 #[test]
+fn no_line_of_a_view_is_cut_on_a_terminal_of_80_columns() {
+    let mut frame = busy();
+    let no_sample = FrameReply { estimates: None, ..frame.clone() };
+    let estimates = frame.estimates.as_mut().unwrap();
+    // As many as a daemon tells about.
+    estimates.memory_curve = (1..=8).map(|at| CurvePoint { capacity_bytes: at * 100 * GIB, hit_ratio: 0.3 }).collect();
+    estimates.disk_curve = estimates.memory_curve.clone();
+    for frame in [&frame, &no_sample] {
+        for view in [View::Misses, View::Curves, View::Engines, View::Tiers, View::Help, View::Answer] {
+            for sort in [look::Sort::Keys, look::Sort::Leased] {
+                let look = Look { view, sort, ..Look::default() };
+                // As text, of which nothing is cut.
+                let whole: String =
+                    draw(frame, &look, 80, usize::MAX).iter().map(|line| line.to_text() + "\n").collect();
+                let long: Vec<&str> = whole.lines().filter(|line| line.chars().count() > 80).collect();
+                assert!(long.is_empty(), "{view:?}: {long:?}");
+            }
+        }
+    }
+    let help = shown(&frame, &Look { view: View::Help, ..Look::default() }, 80, 24);
+    assert!(help.contains("else the pool's\n") && help.contains("promotions and writes\n"), "{help}");
+}
+
+#[test]
+fn text_that_no_terminal_shows_is_not_cut() {
+    let mut frame = busy();
+    frame.tiers[2].trouble = format!("unavailable: {}", "x".repeat(200));
+    let text = to_text(&frame, false);
+    assert!(text.contains(&frame.tiers[2].trouble), "{text}");
+}
+
+#[test]
+fn who_reads_of_the_optimum_is_told_what_it_leaves_out() {
+    let note = "hits include those from redis; the optimum";
+    let frame = busy();
+    assert!(to_text(&frame, false).contains(note));
+    let curves = Look { view: View::Curves, ..Look::default() };
+    assert!(shown(&frame, &curves, 80, 40).contains(note));
+    let alone = FrameReply { tiers: frame.tiers[..2].to_vec(), ..frame };
+    assert!(
+        !to_text(&alone, false).contains("hits include") && !shown(&alone, &curves, 80, 40).contains("hits include")
+    );
+}
+
+#[test]
+fn blocks_that_no_index_counts_are_not_told_as_none() {
+    let tiers = shown(&busy(), &Look { view: View::Tiers, ..Look::default() }, 100, 40);
+    assert!(tiers.contains("  holds unknown, - blocks\n"), "{tiers}");
+}
+
+#[test]
 fn nothing_that_others_chose_reaches_the_terminal_as_a_command() {
     let mut frame = busy();
     frame.engines[0].engine_id += "\x1b[2J";

@@ -108,10 +108,11 @@ pub fn engines(frame: &FrameReply, look: &Look, width: usize, room: usize) -> Ve
     let columns = columns(width);
     let more = |of: &FrameEngine| {
         let saved = saved(of.saved_tokens, (of.saved_prefill_seconds * 1e6) as u64);
-        [engine(&columns, of), Line::plain(format!("  {} hits of {} keys; saved {saved}", of.hits, of.keys))]
+        let told = Line::plain(format!("  {} hits of {} keys; saved {saved}", of.hits, of.keys));
+        std::iter::once(engine(&columns, of)).chain(told.wrapped(width, 4))
     };
     let lines: Vec<Line> = sorted(frame, look).into_iter().flat_map(more).collect();
-    let sort = format!("sorted by {}; below each, what it has looked up and saved since it came", look.sort.name());
+    let sort = format!("sorted by {}; below each: what it looked up and saved since it came", look.sort.name());
     let told = fit(heads(&columns), lines, room.saturating_sub(2), look, "no engine is connected");
     [vec![Line::default(), Line::plain(sort)], told].concat()
 }
