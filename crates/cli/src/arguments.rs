@@ -11,6 +11,7 @@ use forebay_device::bench::device::DeviceBench;
 use forebay_fabric::Options;
 use forebay_io::redis::{RedisConfig, bench as redis};
 use forebay_io::ssd::bench as ssd;
+use forebay_sim::chart;
 
 use crate::settings::{Daemon, Settings};
 
@@ -98,7 +99,7 @@ pub struct Advise {
     #[command(flatten)]
     pub daemon: Daemon,
     /// Write a plot of hit rate against the size of memory and disk to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = chart::file())]
     pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -317,7 +318,7 @@ pub enum Bench {
     Copy(BenchCopy),
     /// Measure copies from and to a GPU, against the peak of pinned memory; without one the engine over host memory
     Device(BenchDevice),
-    /// Measure lookups over the daemon's socket, against an empty call of as many bytes
+    /// Measure lookups over the socket of a daemon that it starts itself, against an empty call of as many bytes
     Lookup(BenchLookup),
     /// Measure the Redis tier on a running server: stores, loads, lookups, and the best size of values
     Redis(BenchRedis),
@@ -383,7 +384,7 @@ pub struct BenchTransfer {
         default_value_t = Bytes(TransferBench::default().run_bytes))]
     pub run_bytes: Bytes,
     /// Write a plot of throughput against the size of a segment to this SVG file
-    #[arg(long, value_name = "FILE", conflicts_with = "listen")]
+    #[arg(long, value_name = "FILE", value_parser = chart::file(), conflicts_with = "listen")]
     pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -429,7 +430,7 @@ pub struct BenchRedis {
     #[arg(long, conflicts_with_all = ["size_bytes", "op"])]
     pub sweep: bool,
     /// Write a plot of throughput against the size of a block to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = chart::file())]
     pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -457,7 +458,7 @@ pub struct BenchSsd {
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value_t = Bytes(ssd().capacity_bytes))]
     pub capacity_bytes: Bytes,
     /// Write a plot of throughput against the size of a block to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = chart::file())]
     pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -477,7 +478,7 @@ pub struct BenchCopy {
         default_value_t = Bytes(CopyBench::default().working_set_bytes))]
     pub working_set_bytes: Bytes,
     /// Write a plot of throughput against the size of a block to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = chart::file())]
     pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -517,7 +518,7 @@ pub struct BenchDevice {
     #[arg(long, value_name = "COUNT", conflicts_with = "device")]
     pub threads: Option<usize>,
     /// Write a plot of throughput against the size of a copy to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = chart::file())]
     pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -537,7 +538,7 @@ pub struct BenchLookup {
     #[arg(long, value_name = "COUNT", default_value_t = 2000)]
     pub rounds: usize,
     /// Write a plot of time against the keys of a lookup to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = chart::file())]
     pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]

@@ -53,9 +53,9 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &[
             "forebay bench transfer --transport tcp",
             "forebay bench transfer --transport tcp --peers nixl,mooncake,ucx --python .cache/peers/python",
-            "forebay bench transfer --transport tcp --encrypt --secret-file /etc/forebay.secret",
-            "forebay bench transfer --listen tcp://0.0.0.0:7000 --secret-file /etc/forebay.secret",
-            "forebay bench transfer --connect tcp://10.0.0.1:7000 --secret-file /etc/forebay.secret",
+            "forebay bench transfer --transport tcp --encrypt --secret-file /etc/forebay.transfer-secret",
+            "forebay bench transfer --listen tcp://0.0.0.0:7000 --secret-file /etc/forebay.transfer-secret",
+            "forebay bench transfer --connect tcp://10.0.0.1:7000 --secret-file /etc/forebay.transfer-secret",
         ],
     ),
     ("simulate", &["forebay simulate trace.jsonl --policy default,lru --capacity 1%,64GiB --block-bytes 2097152"]),

@@ -188,6 +188,7 @@ fn what_cannot_end_well_is_refused_before_the_replay_with_a_hint() {
     let [trace, zipped, cut_short] = [&trace, &zipped, &cut_short].map(|path| path.to_str().expect("UTF-8"));
     for (code, arguments, says, hint) in [
         (1, &[trace, "--plot", "/nope/x.svg"][..], "cannot write plot", "name a file in a directory"),
+        (2, &[trace, "--plot", "x.png"], "`--plot` cannot be `x.png`", "give a name that ends in `.svg`"),
         (2, &[trace, "--one-time", "1.5"], "one_time=`1.5`", "such as 0.5"),
         (2, &[trace, trace, "--block-bytes", "1,2,3"], "neither one value", "one for each trace"),
         (1, &[zipped], "compressed by gzip", "gunzip"),

@@ -178,6 +178,9 @@ fn json_tells_the_same_as_the_text() {
 fn an_unknown_or_impossible_setting_stops_every_command_that_reads_settings() {
     config(Some("[pool]\nsize = 1\n"), &[], &[]).assert_refused(2, "unknown key `pool.size`");
     config(Some("pool = 1\n"), &[], &[]).assert_refused(2, "unknown key `pool`");
+    let invalid = config(Some("[pool\n"), &[], &[]);
+    invalid.assert_refused(2, "not valid TOML");
+    assert!(invalid.err.contains("hint: docs/config.md has an example") && !invalid.err.contains("forebay config"));
     config(None, &[("FOREBAY_POOL_HUGEPAGES", "off")], &[])
         .assert_refused(2, "unknown variable `FOREBAY_POOL_HUGEPAGES`");
     config(None, &[("FOREBAY_CONFIG", "/nowhere.toml")], &[]).assert_refused(2, "/nowhere.toml");

@@ -5,8 +5,9 @@
 use std::fmt::Write;
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use forebay_core::{Error, ErrorKind, Result};
 
 const PANEL: (f64, f64) = (340.0, 240.0);
@@ -73,6 +74,14 @@ pub struct Panel {
     pub most: f64,
     pub lines: Vec<Line>,
     pub notes: Vec<Note>,
+}
+
+/// Reads the name of a plot from the command line. A picture under the name of another kind opens nowhere.
+pub fn file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.extension().is_some_and(|ending| ending == "svg") {
+        true => Ok(path),
+        false => Err("give a name that ends in `.svg`: the plot is SVG"),
+    })
 }
 
 /// Writes an SVG file.

@@ -68,7 +68,7 @@ pub struct Arguments {
     #[arg(long, value_name = "COUNT", value_parser = count::<usize>)]
     pub store_batch: Option<usize>,
     /// Write a plot of hit rate against capacity to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::chart::file())]
     pub plot: Option<PathBuf>,
 }
 

@@ -19,11 +19,11 @@ pub fn table(rows: &[Row]) -> String {
     for row in rows {
         let _ = write!(
             text,
-            "{:width$}  {:8} {:>9} {:>6.2}%",
+            "{:width$}  {:8} {:>9} {}",
             row.trace,
             row.policy,
             row.capacity_blocks,
-            100.0 * row.capacity_share
+            percent(row.capacity_share)
         );
         let of = |count: u64| percent(count as f64 / row.blocks as f64);
         if has_ssd {
@@ -50,7 +50,9 @@ pub fn table(rows: &[Row]) -> String {
 }
 
 const LEGEND: &str = "opt: the best possible cache of this size; ceiling: a cache without limit; \
-                      hit/opt, hit/lru: hits relative to those of opt, and of the policy lru\n";
+                      hit/opt, hit/lru: hits relative to those of opt, and of the policy lru\n\
+                      prefix/object hits: blocks found with none missing before them in the prompt, relative to all \
+                      blocks found; worst: the lowest of all cells\n";
 
 fn namespace(share: &Share, width: usize) -> String {
     let Share { namespace, block_bytes, blocks, pool_hits, ssd_hits, prefix_hits, .. } = share;
@@ -65,8 +67,13 @@ fn namespace(share: &Share, width: usize) -> String {
     )
 }
 
+/// As wide for every share: a cache may be far larger than what a trace asks for.
 fn percent(ratio: f64) -> String {
-    format!("{:>6.2}%", 100.0 * ratio)
+    match 100.0 * ratio {
+        percent @ ..999.995 => format!("{percent:>6.2}%"),
+        percent @ ..999_999.5 => format!("{percent:>6.0}%"),
+        percent => format!("{percent:>6.0e}%"),
+    }
 }
 
 /// Hits relative to those of `lru` in the same cell, if it was run; by bytes.
@@ -103,4 +110,15 @@ fn summary(rows: &[Row]) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_any_size_is_as_wide_as_its_column() {
+        let told = [0.0, 0.5, 9.9999, 9.99999, 42.0, 1234.5, 2_000_000.0].map(percent);
+        assert_eq!(told, ["  0.00%", " 50.00%", "999.99%", "  1000%", "  4200%", "123450%", "   2e8%"]);
+    }
 }

@@ -14,7 +14,7 @@ use toml::{Table, Value};
 
 use super::check::{first_unmet, idle};
 use super::demand::Idle;
-use super::names::{check_names, find, key_of, unknown_key};
+use super::names::{check_names, find, key_of, unknown_keys};
 use super::{Bytes, Config, Key, Setting};
 
 /// Where values may come from.
@@ -74,9 +74,14 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
     let mut loaded =
         Loaded { config: Config::default(), warnings: Vec::new(), file: file.clone(), origins: BTreeMap::new() };
     if let Some(path) = file {
-        for (name, value) in read_file(&path)? {
-            let key = find(&name).ok_or_else(|| unknown_key(&name).with("file", path.display()))?;
-            loaded.set(key, &value, Origin::File(path.clone()))?;
+        let written = read_file(&path)?;
+        let unknown: Vec<&str> =
+            written.iter().map(|(name, _)| name.as_str()).filter(|name| find(name).is_none()).collect();
+        if !unknown.is_empty() {
+            return Err(unknown_keys(&unknown).with("file", path.display()));
+        }
+        for (key, value) in written.iter().filter_map(|(name, value)| Some((find(name)?, value))) {
+            loaded.set(key, value, Origin::File(path.clone()))?;
         }
     }
     loaded.warnings = check_names(&sources.variables)?;
@@ -86,7 +91,7 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
         }
     }
     for (name, text) in &sources.flags {
-        let key = find(name).ok_or_else(|| unknown_key(name))?;
+        let key = find(name).ok_or_else(|| unknown_keys(&[name]))?;
         loaded.set_text(key, text, Origin::Flag)?;
     }
     match first_unmet(&loaded.config).and_then(|demand| Some((find(&demand.key)?, demand.must))) {
@@ -320,7 +325,12 @@ mod tests {
         assert_eq!(message, "unknown variable `FOREBAY_POOL_CAPACITY`");
         assert_eq!(hint, "did you mean `FOREBAY_POOL_CAPACITY_BYTES`?");
         assert_eq!(refusal("", &[], &[("engines", "3")]).1, "did you mean `limits.engines`?");
-        assert_eq!(refusal("nonsense = 1", &[], &[]).1, "`forebay config` lists all keys");
+        // `forebay config` refuses such a file too, so the hint does not lead there.
+        let list = "docs/config.md and `forebay serve --help` have all keys";
+        assert_eq!(refusal("nonsense = 1", &[], &[]).1, list);
+        let (message, hint) = refusal("nonsense = 1\n[pool]\ncapcity_bytes = 1\n", &[], &[]);
+        assert!(message.contains("unknown keys `nonsense`, `pool.capcity_bytes`"), "{message}");
+        assert_eq!(hint, format!("`nonsense`: {list}; `pool.capcity_bytes`: did you mean `pool.capacity_bytes`?"));
         // The same word is a key of another section, which was not meant.
         let (_, hint) = refusal("[tier.object]\nurls = \"x\"", &[], &[]);
         assert!(hint.starts_with("the keys of `tier.object` are bucket, ") && hint.contains("endpoint"), "{hint}");

@@ -27,9 +27,18 @@ pub fn check_names(variables: &[(String, String)]) -> Result<Vec<String>> {
     unknown.map(|(name, _)| unknown_variable(name)).collect()
 }
 
-pub(super) fn unknown_key(name: &str) -> Error {
-    Error::invalid(format!("unknown key `{name}`"))
-        .hint(key_hint(name, "").unwrap_or_else(|| "`forebay config` lists all keys".to_owned()))
+/// Of one name or more, each with its own hint.
+pub(super) fn unknown_keys(names: &[&str]) -> Error {
+    let hint = |name: &str| {
+        key_hint(name, "").unwrap_or_else(|| "docs/config.md and `forebay serve --help` have all keys".to_owned())
+    };
+    let several = |name: &&str| format!("`{name}`: {}", hint(name));
+    let (what, hint) = match names {
+        [name] => ("key", hint(name)),
+        _ => ("keys", names.iter().map(several).collect::<Vec<_>>().join("; ")),
+    };
+    let told: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    Error::invalid(format!("unknown {what} {}", told.join(", "))).hint(hint)
 }
 
 /// What to say of a name that is no key, if it resembles one; `dashes` stand before keys as they are written there.
