@@ -40,7 +40,8 @@ impl BlockHash {
     /// Errors with `Invalid` if the hash is empty or longer than 32 bytes.
     pub fn new(hash: &[u8]) -> Result<BlockHash> {
         if hash.is_empty() || hash.len() > BlockHash::MAX_LEN {
-            return Err(Error::invalid("a block hash has 1 to 32 bytes").with("bytes", hash.len()));
+            let error = Error::invalid("a block hash has 1 to 32 bytes").with("bytes", hash.len());
+            return Err(error.hint("give a digest, such as SHA-256, of all that the block depends on"));
         }
         let mut bytes = [0; BlockHash::MAX_LEN];
         bytes[..hash.len()].copy_from_slice(hash);

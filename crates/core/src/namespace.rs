@@ -35,7 +35,8 @@ impl Descriptor {
         }
         let bytes: usize = fields.iter().map(|(name, value)| name.len() + value.len() + 16).sum();
         if fields.is_empty() || bytes > Descriptor::MAX_BYTES {
-            return Err(Error::invalid("a namespace descriptor has 1 byte to 8 KiB").with("bytes", bytes));
+            let error = Error::invalid("a namespace descriptor has 1 byte to 8 KiB").with("bytes", bytes);
+            return Err(error.hint("give one field at least, such as `model`, and a digest in place of a long value"));
         }
         Ok(Descriptor { fields })
     }
@@ -128,6 +129,17 @@ mod tests {
         // Blocks on disks and in shared stores are found by this number; it must never change.
         let id = descriptor(&[("model", "llama"), ("kv_dtype", "bf16")]).id();
         assert_eq!(id.to_string(), "79e825c728eacf50ec48b86c09526905");
+    }
+
+    #[test]
+    fn a_descriptor_without_fields_or_with_a_long_value_is_refused_with_a_hint() {
+        for fields in [Vec::new(), vec![("model".to_string(), "x".repeat(Descriptor::MAX_BYTES))]] {
+            let error = Descriptor::new(fields).unwrap_err();
+            assert!(
+                error.hint_text().is_some_and(|hint| hint.contains("a digest in place of a long value")),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl Secret {
     pub fn new(bytes: &[u8]) -> Result<Secret> {
         if bytes.len() < FEWEST_BYTES {
             let error = Error::invalid("a secret is too short").with("bytes", bytes.len());
-            return Err(error.hint("make one: `head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE`"));
+            return Err(error.hint("make one: `(umask 077 && openssl rand -hex 32 > FILE)`"));
         }
         Ok(Secret(blake3::derive_key("forebay transfer 2026 secret", bytes)))
     }

@@ -830,8 +830,7 @@ fn no_region() -> Error {
         .hint("register it at the endpoint that uses it, and deregister it afterwards")
 }
 
-const SECRET_HINT: &str =
-    "give all endpoints one secret file: `head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE`";
+const SECRET_HINT: &str = "give all endpoints one secret file: `(umask 077 && openssl rand -hex 32 > FILE)`";
 
 fn new_keys() -> Result<Keys> {
     let mut random = [0; 32];

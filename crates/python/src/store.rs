@@ -316,7 +316,12 @@ fn refusal(outcome: &str, stores: &[StoreReport]) -> Error {
     let names: Vec<&str> = stores.iter().map(|store| store.name.as_str()).collect();
     let kind = kind_named(outcome).unwrap_or(ErrorKind::Invalid);
     let error = Error::new(kind, "the store did not answer").with("outcome", outcome).with("store", names.join(", "));
-    let error = error.hint("check that the store runs, and that this host reaches it");
+    // A server's words where a user or a password is wrong.
+    let is_rejected = |trouble: &String| ["WRONGPASS", "NOAUTH"].iter().any(|word| trouble.contains(word));
+    let error = error.hint(match stores.iter().filter_map(|store| store.trouble.as_ref()).any(is_rejected) {
+        true => "correct the user and the password in the url, or the file of `password_file`",
+        false => "check that the store runs, and that this host reaches it",
+    });
     match stores.iter().find_map(|store| store.trouble.clone()) {
         Some(trouble) => error.source(trouble),
         None => error,

@@ -102,7 +102,7 @@ impl Missing {
         let why = self.why.lock().unwrap_or_else(PoisonError::into_inner).to_string();
         let refuse = move || {
             let error = Error::new(ErrorKind::Unavailable, "the directory is not open").source(why);
-            error.hint("check the mount, and purge again when `forebay inspect` shows the directory as healthy")
+            error.hint("check the mount, and purge again when `forebay inspect` shows the directory as serving")
         };
         let name = self.path.display().to_string();
         Place { name, patience: PAUSE, empty: Box::new(move |_| Err(refuse())), is_mount: true }

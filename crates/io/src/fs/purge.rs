@@ -139,7 +139,7 @@ impl Sweep<'_> {
         match root.as_ref().map_or_else(|_| directory.loss(), |root| directory.loss_of(root)) {
             Some(loss) => Err(loss
                 .error(&directory.path)
-                .hint("check the mount, and purge again when `forebay inspect` shows the directory as healthy")),
+                .hint("check the mount, and purge again when `forebay inspect` shows the directory as serving")),
             None => Ok(root),
         }
     }

@@ -71,7 +71,7 @@ fn redis_at(url: &str, options: &Options<'_>, staging: Region) -> PyResult<Opene
         config.mode = Mode::Cluster;
     }
     options.none_left()?;
-    let redis = Redis::open(&config, staging).map_err(Raised::from)?;
+    let redis = Redis::open(&config, staging).map_err(by_its_options)?;
     let wake = owned(redis.wake_fd().try_clone_to_owned())?;
     Ok((Box::new(redis), wake))
 }
@@ -103,9 +103,18 @@ fn directory_at(directory: &str, options: &Options<'_>, staging: Region) -> PyRe
         };
     }
     options.none_left()?;
-    let fs = Fs::open(&config, staging).map_err(Raised::from)?;
+    let fs = Fs::open(&config, staging).map_err(by_its_options)?;
     let wake = owned(fs.wake_fd().try_clone_to_owned())?;
     Ok((Box::new(fs), wake))
+}
+
+/// The tiers name the daemon's keys, whose last words are the names of a store's options.
+fn by_its_options(error: Error) -> Raised {
+    let hint = error.hint_text().map(|hint| hint.replace("`tier.fs.", "`").replace("`tier.redis.", "`"));
+    Raised::from(match hint {
+        Some(hint) => error.hint(hint),
+        None => error,
+    })
 }
 
 /// Options that were not used yet.

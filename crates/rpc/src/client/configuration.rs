@@ -38,7 +38,7 @@ pub fn read_config(path: &Path) -> Result<Table> {
         Error::invalid("the configuration is not valid TOML")
             .with("file", path.display())
             .source(format!("line {}: {}", line_of(&text, &error), error.message()))
-            .hint("docs/config.md has an example; `forebay config` prints the effective configuration as such a file")
+            .hint("docs/config.md has an example; `forebay serve --help` has all keys")
     })
 }
 
