@@ -75,7 +75,7 @@ NOT_RUN = {
     ("docs/transfer.md", "forebay bench transfer --listen"): "it needs two hosts, and measures for minutes",
     ("docs/transfer.md", "forebay bench transfer --connect"): "it needs two hosts, and measures for minutes",
     ("docs/transfer.md", "tools/transfer-peers.sh"): "it asks a package registry; `make peers` runs it",
-    ("docs/transfer.md", "forebay bench transfer --peers"): "it needs what the script gets; `make peers` runs it",
+    ("docs/transfer.md", "forebay bench transfer --transport"): "it needs what the script gets; `make peers` runs it",
     ("docs/config.md", '[pool]\ncapacity_bytes = "64GiB"'): "it requires huge pages",
 }
 # Commands that go on until somebody has seen enough.

@@ -118,6 +118,8 @@ def test_any_program_can_run_what_the_page_shows(sockets: Path) -> None:
         [sys.executable, "-c", example + check], env=env, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+    [said] = re.findall(r"^print\(.*\)  # (.*)$", example, re.MULTILINE)
+    assert done.stdout == f"{said}\n"
 
 
 def test_the_server_of_the_page_starts_with_the_vllm_that_is_installed() -> None:

@@ -227,6 +227,26 @@ def test_the_error_of_an_absent_server_names_the_server_and_the_cause() -> None:
     assert str(server.socket) in text and "o such file" in text and "hint: check that the store runs" in text
 
 
+def test_a_wrong_password_is_the_hint_and_not_the_network(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("wrong")
+    file.chmod(0o600)
+    server = Valkey("right").start()
+    with server, Store(f"unix://{server.socket}", FIELDS, 100, deadline=1, password_file=str(file)) as store:
+        future = store.lookup([b"k"])
+        with pytest.raises(ForebayError, match="WRONGPASS") as raised:
+            future.result(SECONDS)
+    assert raised.value.hint and "correct the user and the password" in raised.value.hint
+
+
+def test_a_directory_of_the_other_kind_is_told_by_the_name_of_the_option(tmp_path: Path) -> None:
+    with Store(f"file://{tmp_path}", FIELDS, 100) as store:
+        store.dump([b"k"], [bytes(100)]).result(SECONDS)
+    with pytest.raises(ForebayError, match="is sharded") as raised:
+        Store(f"file://{tmp_path}", FIELDS, 100, shard_folders=False)
+    assert raised.value.hint and "set `shard_folders` to true" in raised.value.hint
+
+
 def test_tensors_and_arrays_are_dumped_and_loaded_as_their_bytes(url: str) -> None:
     keys = hashes("tensors", 2)
     blocks = [torch.randn(4, 8).bfloat16(), torch.arange(32, dtype=torch.int16).reshape(8, 4)]
