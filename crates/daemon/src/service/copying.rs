@@ -27,8 +27,10 @@ use crate::clients::{Place, Room};
 use crate::loans::Borrowed;
 use crate::state::{Shared, State};
 
-/// How long a `Put` waits in all for room that moves from blocks of another size to its own, and how often it looks.
+/// How long a `Put` waits in all for room that moves from blocks of another size to its own.
 const ROOM_PATIENCE: Duration = Duration::from_millis(100);
+/// Before it looks again for the first time. Each pause is twice as long as the one before: each look counts as a
+/// request for slots.
 const ROOM_PAUSE: Duration = Duration::from_millis(1);
 
 pub async fn put(shared: &Shared, place: &Place, request: PutRequest) -> Result<PutReply> {
@@ -126,14 +128,17 @@ fn put_one(
     patience: &mut Duration,
 ) -> Result<CommitOutcome> {
     let length = payload.len();
+    let mut pause = ROOM_PAUSE;
     let taken = loop {
         let (taken, is_moving_room) =
             shared.event(|state| (take(state, request, key.0, length), state.core.is_moving_room()));
         match taken? {
             Some(taken) => break taken,
             None if is_moving_room && !patience.is_zero() => {
-                std::thread::sleep(ROOM_PAUSE);
-                *patience = patience.saturating_sub(ROOM_PAUSE);
+                pause = pause.min(*patience);
+                std::thread::sleep(pause);
+                *patience -= pause;
+                pause *= 2;
             }
             None => return Ok(CommitOutcome::CommitLost),
         }
