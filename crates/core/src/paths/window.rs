@@ -4,8 +4,8 @@
 //! windowed group whose engine has told the length of its window, a lookup or a prefetch takes the last run of so many
 //! blocks that can be had, before the end of the prefix that the groups of full attention have.
 //!
-//! Invariant: nothing here changes anything. A key may turn out to be absent: then the engine asks for those before it,
-//! in a lookup that asks for no group of full attention.
+//! Invariant: nothing here changes what is in the pool. A key may turn out to be absent: then the engine asks for those
+//! before it, in a lookup that asks for no group of full attention.
 
 use std::ops::Range;
 
@@ -52,6 +52,23 @@ impl Core {
             at = batch.start;
         }
         None
+    }
+
+    /// Asks shared tiers for those of some keys that are nowhere nearer, so that it is known whether they have them
+    /// when they are looked at. About 0.4 µs each.
+    pub fn ask_ahead(&mut self, keys: PackedKeys, some: Range<usize>) {
+        let PackedKeys { namespace, group, .. } = keys;
+        if !self.uses_tiers(namespace) {
+            return;
+        }
+        let (id, mut probes) = (self.cache.namespace(namespace).id, some.len());
+        for hash in some.map(|at| keys.hash(at)) {
+            let found = BlockHash::new(hash).map(|hash| self.cache.find(&self.slots, namespace, group, &hash));
+            let is_here = matches!(found, Ok(Some(_)));
+            if !is_here && self.tiers.source(self.tiers.key(id, group, hash)).is_none() {
+                self.probe(namespace, group, hash, &mut probes);
+            }
+        }
     }
 
     /// How many keys lie before the end of that prefix; none without such a group.

@@ -9,7 +9,8 @@
 //! window before the end that the prefix may have. If the prefix turns out to be shorter, the last window before its
 //! end is looked at then. Room for both is set aside: a prefix without its window is of no use. Nobody knows how long
 //! the request waits. So behind the promotions of four windows' length, of eight, of sixteen and so on, the window at
-//! that place is looked at too.
+//! that place is looked at too. Shared stores are asked for these windows before anything else of the lookup: a store
+//! that answers slowly would tell of them when the whole prefix is on its way.
 
 use std::mem::take;
 use std::ops::Range;
@@ -51,6 +52,8 @@ const LONGEST_WAIT_FOR_ROOM: Duration = Duration::from_millis(500);
 /// follow at twice the place before: a request has some half of what has come up, and a lookup brings up few windows
 /// that it may not need.
 const FIRST_STOP: u64 = 4;
+/// Keys of the windows at which a request may stop waiting that stores are asked for first.
+const ASKED_AHEAD: usize = 128;
 /// Of the keys of a windowed group that an answer has, so many take as long as a look at one of them.
 const PUT_OFF_PER_KEY: usize = 8;
 /// To end a lease of 2,048 blocks takes the deciding thread about 10 µs.
@@ -251,7 +254,8 @@ impl Pending {
             let is_full = layout.attention == Attention::Full;
             asked.is_full = is_full;
             asked.slot_bytes = layout.slot_bytes();
-            asked.tokens = layout.tokens_per_block.into();
+            // Blocks are counted where a client does not say.
+            asked.tokens = layout.tokens_per_block.max(1).into();
             // Without a lease nothing comes up, and without a prefix nobody knows what is needed.
             asked.window = if self.maps_pool && has_full { session.window(self.name, asked.group) } else { 0 };
             has_full |= is_full;
@@ -269,7 +273,22 @@ impl Pending {
             self.groups.iter_mut().for_each(|asked| asked.window = 0);
         }
         self.lookup = Some(lookup);
+        self.ask_ahead(&mut state.core);
         Ok(place)
+    }
+
+    /// Asks stores for the windows at which the request may stop waiting.
+    fn ask_ahead(&self, core: &mut Core) {
+        let full = self.groups.iter().filter(|asked| asked.is_full);
+        let Some(tokens) = full.map(|asked| asked.count() as u64 * asked.tokens).min() else { return };
+        let mut left = ASKED_AHEAD;
+        for asked in self.groups.iter().filter(|asked| asked.window > 0) {
+            for window in asked.stops(tokens) {
+                let some = window.start..window.end.min(window.start + left);
+                left -= some.len();
+                core.ask_ahead(asked.keys(self.namespace), some);
+            }
+        }
     }
 
     /// Looks at all keys at first, then at those that were "not yet"; `begin` is part of the first event. Returns what
@@ -562,12 +581,27 @@ impl Group {
         }
     }
 
+    /// In tokens.
+    fn first_stop(&self) -> u64 {
+        FIRST_STOP.saturating_mul(self.window as u64).saturating_mul(self.tokens)
+    }
+
+    /// The windows at which a request may stop waiting for a prefix of so many tokens, as far as there are keys.
+    fn stops(&self, tokens: u64) -> impl Iterator<Item = Range<usize>> {
+        let stops = std::iter::successors(Some(self.first_stop()), |stop| stop.checked_mul(2));
+        let ends = stops.take_while(move |stop| *stop < tokens).map(|stop| stop.div_ceil(self.tokens) as usize);
+        ends.take_while(|end| *end <= self.count()).map(|end| end.saturating_sub(self.window)..end)
+    }
+
+    fn keys(&self, namespace: NamespaceIndex) -> PackedKeys<'_> {
+        PackedKeys { namespace, group: self.group, hashes: &self.hashes, hash_bytes: self.hash_bytes }
+    }
+
     /// Chooses the keys of a windowed group that a prefix needs. Returns how many it looked through.
     fn choose(&mut self, core: &Core, namespace: NamespaceIndex, lookup: &mut Lookup, target: Target) -> usize {
-        let Group { group, hash_bytes, .. } = *self;
-        let keys = PackedKeys { namespace, group, hashes: &self.hashes, hash_bytes };
+        let keys = self.keys(namespace);
         let (window, tokens, most) = (self.window, target.tokens, Core::MAX_NARROWED_KEYS);
-        let first_stop = FIRST_STOP * window as u64 * self.tokens;
+        let first_stop = self.first_stop();
         let needed = match target.kind {
             TargetKind::Final => Some(core.narrow(keys, window, tokens, most)),
             _ => core.last_window(keys, window, tokens, most),
@@ -575,7 +609,7 @@ impl Group {
         let looked_through = needed.as_ref().map_or(most, Range::len).min(most);
         match target.kind {
             TargetKind::First => self.aim.next_stop = Some(first_stop),
-            TargetKind::Stop => self.aim.next_stop = Some(2 * tokens),
+            TargetKind::Stop => self.aim.next_stop = Some(tokens.saturating_mul(2)),
             TargetKind::Final => {
                 lookup.begin_last_windows();
                 let end = needed.as_ref().map_or(0, |needed| needed.end);
