@@ -252,6 +252,11 @@ pub struct Purge {
     #[arg(long, value_name = "COUNT", default_value_t = 600, requires = "shared_stores",
         value_parser = clap::value_parser!(u32).range(1..))]
     pub timeout_seconds: u32,
+    /// Seconds after the purge in which this host neither reads blocks of what was purged from a tier nor writes them
+    /// to one, so that they do not come back while other hosts are purged
+    #[arg(long, value_name = "COUNT", requires = "shared_stores",
+        value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub pause_seconds: Option<u32>,
     /// Seconds to wait until the daemon's own disks have removed the blocks, but no longer than 10 s in which they
     /// neither remove nor read anything; the daemon continues the removal afterwards
     #[arg(long, value_name = "COUNT", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..))]

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use forebay_rpc::proto::{
-    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, NodeBytes, SessionInfo, StoreInfo, TierInfo,
-    TierPurge, UserInfo,
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, NodeBytes, PauseInfo, SessionInfo, StoreInfo,
+    TierInfo, TierPurge, UserInfo,
 };
 use serde_json::{Value, json};
 
@@ -84,6 +84,9 @@ fn to_text(reply: &InspectReply) -> String {
     }
     for tier in &reply.tiers {
         text += &format!("\n{}", tier_text(tier));
+    }
+    if !reply.pauses.is_empty() {
+        text += &format!("\npauses after purges\n{}", pauses(&reply.pauses));
     }
     if !reply.sessions.is_empty() {
         text += &format!("\nsessions\n{}", sessions(&reply.sessions));
@@ -356,6 +359,18 @@ fn sessions(sessions: &[SessionInfo]) -> String {
     table.render("  ")
 }
 
+fn pauses(pauses: &[PauseInfo]) -> String {
+    let mut table = Table::new(&["off the tiers", ">seconds left"]);
+    for PauseInfo { namespace_id, tenant, seconds } in pauses {
+        let what = match namespace_id.is_empty() {
+            true => format!("tenant={}", escaped(tenant)),
+            false => format!("namespace {}", hex(namespace_id)),
+        };
+        table.row([what, seconds.to_string()]);
+    }
+    table.render("  ")
+}
+
 fn users(users: &[UserInfo]) -> String {
     let mut table = Table::new(&[
         "user",
@@ -407,8 +422,16 @@ fn to_json(reply: &InspectReply) -> Value {
         "classes": reply.classes.iter().map(class_json).collect::<Vec<_>>(),
         "sessions": reply.sessions.iter().map(session_json).collect::<Vec<_>>(),
         "tiers": reply.tiers.iter().map(tier_json).collect::<Vec<_>>(),
+        "pauses": reply.pauses.iter().map(pause_json).collect::<Vec<_>>(),
         "users": reply.users.iter().map(user_json).collect::<Vec<_>>(),
     })
+}
+
+fn pause_json(PauseInfo { namespace_id, tenant, seconds }: &PauseInfo) -> Value {
+    match namespace_id.is_empty() {
+        true => json!({ "tenant": tenant, "seconds": seconds }),
+        false => json!({ "namespace_id": hex(namespace_id), "seconds": seconds }),
+    }
 }
 
 fn node_json(NodeBytes { node, bytes }: &NodeBytes) -> Value {
@@ -658,6 +681,10 @@ mod tests {
             hits: 2000,
             used_bytes: 1298 * 196_608,
             pool_trouble: "2.0 GiB of 4.0 GiB populated: no memory for the rest".to_string(),
+            pauses: vec![
+                PauseInfo { tenant: "blue\u{1b}[31m".to_string(), seconds: 3590, ..PauseInfo::default() },
+                PauseInfo { namespace_id: vec![0xaa; 16], seconds: 9, ..PauseInfo::default() },
+            ],
             users: vec![
                 UserInfo { uid: 0, connections: 1, calls: 1, ..UserInfo::default() },
                 UserInfo {

@@ -38,7 +38,7 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
         Answer::Meant(request, known) => Ok(knew(foretell(&request, &known, arguments.json) > 0, is_of_tenant)?),
         Answer::Purged(reply, kept) => {
             let verdict = match arguments.shared_stores {
-                true => judge(&reply),
+                true => judge(&reply, arguments.pause_seconds),
                 false => knew(!reply.namespace_ids.is_empty(), is_of_tenant),
             };
             match arguments.json {
@@ -113,11 +113,16 @@ fn knew(any: bool, is_of_tenant: bool) -> Result<(), Error> {
     Err(error.hint("`forebay inspect` lists the namespaces that it knows"))
 }
 
-/// Fails unless the daemon reports each of its shared stores as empty.
-fn judge(reply: &PurgeReply) -> Result<(), Error> {
+/// Fails unless the daemon reports each of its shared stores as empty, and pauses as it was asked to.
+fn judge(reply: &PurgeReply, pause_seconds: Option<u32>) -> Result<(), Error> {
+    const EARLIER: &str = "the daemon is of an earlier version: restart it with the installed version";
     if !reply.reached_stores {
         let error = Error::new(ErrorKind::Unsupported, "the daemon purged its pool and disks, but no shared store");
-        return Err(error.hint("the daemon is of an earlier version: restart it with the installed version"));
+        return Err(error.hint(EARLIER));
+    }
+    if pause_seconds.is_some_and(|seconds| seconds != reply.pause_seconds) {
+        let error = Error::new(ErrorKind::Unsupported, "the daemon purged, but does not pause");
+        return Err(error.hint(EARLIER));
     }
     let failed = reply.places.iter().filter(|place| !place.error.is_empty()).count();
     if failed > 0 {
@@ -154,6 +159,10 @@ fn told(reply: &PurgeReply, is_of_tenant: bool, kept: Option<bool>) -> String {
     if reply.places.is_empty() {
         text += "this daemon has no shared store\n";
     }
+    if reply.pause_seconds > 0 {
+        text +=
+            &format!("for {} s this host reads none of this from a tier and writes none to one\n", reply.pause_seconds);
+    }
     if is_of_tenant {
         text += "this daemon knows these namespaces of the tenant; purge others with `--namespace`:\n";
         reply.namespace_ids.iter().for_each(|id| text += &format!("  {}\n", hex(id)));
@@ -184,6 +193,9 @@ fn to_json(reply: &PurgeReply, kept: Option<bool>, error: Option<&Error>) -> Val
     }
     if let Some(kept) = kept {
         object["shared_stores_keep_blocks"] = kept.into();
+    }
+    if reply.pause_seconds > 0 {
+        object["pause_seconds"] = reply.pause_seconds.into();
     }
     if reply.reached_stores {
         object["places"] = reply.places.iter().map(place_to_json).collect();
@@ -254,8 +266,14 @@ fn whole(short: &str, known: &[NamespaceInfo]) -> Result<String, Error> {
 
 fn request(meant: &What, arguments: &Purge) -> Result<PurgeRequest, Error> {
     let request = what(meant)?;
-    let Purge { shared_stores, timeout_seconds, wait_seconds, .. } = *arguments;
-    Ok(PurgeRequest { shared_stores, timeout_seconds, wait_seconds, ..request })
+    let Purge { shared_stores, timeout_seconds, wait_seconds, pause_seconds, .. } = *arguments;
+    Ok(PurgeRequest {
+        shared_stores,
+        timeout_seconds,
+        wait_seconds,
+        pause_seconds: pause_seconds.unwrap_or(0),
+        ..request
+    })
 }
 
 fn what(what: &What) -> Result<PurgeRequest, Error> {

@@ -200,6 +200,81 @@ fn a_namespace_that_the_daemon_never_saw_goes_by_its_id() {
     assert!(answer.out.starts_with(told), "{answer:?}");
 }
 
+/// As an operator purges one host after the other, while requests go on.
+#[test]
+fn hosts_that_pause_bring_nothing_back_while_others_are_purged() {
+    let (directory, one, other) = (home(), Place::new(), Place::new());
+    let arguments = ["--tier.fs.directories", directory.path().to_str().expect("a path in UTF-8")];
+    let (_one, client, worker) = serving(&one, &arguments);
+    let blue = client.namespace("blue", vec![group()]).expect("a namespace");
+    store(&client, &worker, blue, 0..50);
+    let (_other, late, late_worker) = serving(&other, &arguments);
+    let answer = purge(&other, &["--tenant", "blue", "--pause-seconds", "600"]);
+    answer.assert_refused(1, "knows no namespace of the tenant");
+    // The engine comes between the two purges.
+    let late_blue = late.namespace("blue", vec![group()]).expect("a namespace");
+    is_missed(&late, late_blue, 0..50);
+    let answer = purge(&other, &["--tenant", "blue", "--pause-seconds", "600"]);
+    assert_eq!((answer.code, files(directory.path(), "blue")), (0, 0), "{answer:?}");
+    assert!(
+        answer.out.contains("\nfor 600 s this host reads none of this from a tier and writes none to one\n"),
+        "{answer:?}"
+    );
+
+    // The other host is not purged yet: it has what it had, and shares what it stores.
+    is_served(&client, &worker, blue, 0..50);
+    store(&client, &worker, blue, 100..150);
+    assert_eq!(files(directory.path(), "blue"), 50);
+    is_missed(&late, late_blue, 100..150);
+    let seen = run(&["inspect", "--json", "--socket.directory", other.sockets().to_str().expect("a path")]).json();
+    assert_eq!((&seen["pauses"][0]["tenant"], seen["pauses"].as_array().map(Vec::len)), (&"blue".into(), Some(1)));
+    let seen = run(&["inspect", "--socket.directory", other.sockets().to_str().expect("a path")]).out;
+    assert!(seen.contains("\npauses after purges\n") && seen.contains("  tenant=blue "), "{seen}");
+    // What pauses serves from the pool alone, and writes nothing down.
+    let slots = late.reserve(late_blue, 50);
+    (200..250).zip(&slots).for_each(|(seed, held)| late_worker.fill(held, seed));
+    late.commit(late_blue, &hashes(200..250), &slots);
+    is_served(&late, &late_worker, late_blue, 200..250);
+    assert_eq!(files(directory.path(), "blue"), 50);
+
+    let answer = purge(&one, &["--tenant", "blue", "--pause-seconds", "1", "--json"]);
+    assert_eq!((&answer.json()["is_complete"], &answer.json()["pause_seconds"]), (&true.into(), &1.into()));
+    assert_eq!(files(directory.path(), "blue"), 0);
+    // Another purge moves the end of a pause.
+    assert_eq!(purge(&other, &["--tenant", "blue", "--pause-seconds", "1"]).code, 0);
+    let is_over = |client: &Client| client.inspect().pauses.is_empty();
+    wait_until("the pauses end", || is_over(&client) && is_over(&late));
+    is_missed(&late, late_blue, 0..250);
+    is_missed(&client, blue, 0..250);
+    // The hosts share again.
+    store(&client, &worker, blue, 300..350);
+    is_served(&late, &late_worker, late_blue, 300..350);
+}
+
+#[test]
+fn a_pause_is_a_day_at_most_and_only_of_shared_stores() {
+    let place = Place::new();
+    let (_daemon, client, _worker) = serving(&place, &[]);
+    client.namespace("blue", vec![group()]).expect("a namespace");
+    let sockets = place.sockets();
+    let alone = ["purge", "--socket.directory", sockets.to_str().expect("a path"), "--tenant", "blue"];
+    run(&[&alone[..], &["--pause-seconds", "9"]].concat()).assert_refused(2, "--shared-stores");
+    purge(&place, &["--tenant", "blue", "--pause-seconds", "86401"]).assert_refused(2, "86400");
+    for request in [(true, 86_401), (false, 1)] {
+        let (shared_stores, pause_seconds) = request;
+        let request = forebay_rpc::proto::PurgeRequest {
+            tenant: "blue".to_owned(),
+            shared_stores,
+            timeout_seconds: 1,
+            pause_seconds,
+            ..Default::default()
+        };
+        let mut rpc = forebay_rpc::client::Client::new(&sockets, "", DEADLINE);
+        let error = runtime().block_on(rpc.purge(request)).expect_err("it is refused");
+        assert!(error.hint_text().is_some(), "{error}");
+    }
+}
+
 #[test]
 fn without_shared_stores_it_says_so() {
     let place = Place::new();

@@ -381,6 +381,7 @@ impl State {
     /// The short name of a namespace of this user, remembered in the pool so that its blocks survive a restart.
     pub fn open_namespace(&mut self, descriptor: Descriptor, layout: &Layout, uid: u32) -> Result<NamespaceIndex> {
         let id = descriptor.id();
+        self.tiers.note_opened(id, descriptor.tenant(), &mut self.core);
         if self.namespaces.note_opened(id, uid) {
             return self.core.open_namespace(id, layout);
         }

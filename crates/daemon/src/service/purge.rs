@@ -9,14 +9,19 @@ use forebay_rpc::proto::{PurgeReply, PurgeRequest, PurgedPlace};
 
 use crate::state::{Shared, State};
 use crate::tasks::purge_shared::{Emptied, Emptying};
+use crate::tiers::Paused;
 
+/// Purging a hundred hosts one after the other takes hours at most.
+const LONGEST_PAUSE_SECONDS: u32 = 24 * 60 * 60;
 /// Each is written down and begun, at about two microseconds.
 const NAMESPACES_PER_EVENT: usize = 64;
 
 /// Lookups miss at once. The reply waits until all blocks that have no holder are freed in the pool and removed from
 /// the tiers. Failures in shared stores, or on the way to them, are in the reply, and do not stop the rest.
 pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply> {
-    let mut reply = PurgeReply { reached_stores: request.shared_stores, ..PurgeReply::default() };
+    check_pause(&request)?;
+    let PurgeRequest { shared_stores: reached_stores, pause_seconds, .. } = request;
+    let mut reply = PurgeReply { reached_stores, pause_seconds, ..PurgeReply::default() };
     let mut purged = Vec::new();
     let (ids, stores, known, removed_before) = shared.event(|state| -> Result<_> {
         let ids = named(state, &request)?;
@@ -42,7 +47,12 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
     shared.work_off().await;
     let emptied = async {
         match stores {
-            Some(stores) => stores.run().await,
+            Some(stores) => {
+                let emptied = stores.run().await;
+                // The time is reckoned from the end of the purge.
+                shared.event(|state| pause(state, &request, &ids));
+                emptied
+            }
             None => Vec::new(),
         }
     };
@@ -86,6 +96,7 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         blocks = reply.purged_blocks,
         held = reply.held_blocks,
         is_complete,
+        pause_seconds = (request.pause_seconds > 0).then_some(request.pause_seconds),
         "purged"
     );
     if let Some((tier, error)) = own.first() {
@@ -102,9 +113,44 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
     Ok(reply)
 }
 
+fn check_pause(request: &PurgeRequest) -> Result<()> {
+    let seconds = request.pause_seconds;
+    if seconds > 0 && !request.shared_stores {
+        return Err(Error::invalid("only a purge of shared stores can pause")
+            .hint("ask for the shared stores too, or leave the pause out"));
+    }
+    if seconds > LONGEST_PAUSE_SECONDS {
+        return Err(Error::invalid("the pause is too long")
+            .with("seconds", seconds)
+            .with("limit", LONGEST_PAUSE_SECONDS)
+            .hint("a pause has to last until the last host is purged"));
+    }
+    Ok(())
+}
+
+/// From now on, for as long as the request asks.
+fn pause(state: &mut State, request: &PurgeRequest, ids: &[NamespaceId]) {
+    if request.pause_seconds > 0 {
+        let end = Instant::now() + Duration::from_secs(request.pause_seconds.into());
+        state.tiers.pause(paused(request, ids), ids, end);
+    }
+}
+
+fn paused(request: &PurgeRequest, ids: &[NamespaceId]) -> Paused {
+    match ids {
+        [id] if !request.namespace_id.is_empty() => Paused::Namespace(*id),
+        _ => Paused::Tenant(request.tenant.clone()),
+    }
+}
+
 /// Nothing of the namespaces goes to a shared store or comes up from one from now on.
 fn begin(state: &mut State, shared: &Shared, request: &PurgeRequest, ids: &[NamespaceId]) -> Result<Emptying> {
+    if request.pause_seconds > 0 {
+        state.tiers.check_pause(&paused(request, ids))?;
+    }
     if ids.is_empty() {
+        // An engine may open one before all hosts are purged.
+        pause(state, request, ids);
         return Err(Error::new(ErrorKind::NotFound, "this daemon knows no namespace of the tenant")
             .with("tenant", &request.tenant)
             .hint(
@@ -115,7 +161,9 @@ fn begin(state: &mut State, shared: &Shared, request: &PurgeRequest, ids: &[Name
         return Err(Error::invalid("a purge of shared stores needs a timeout").hint("give a timeout greater than 0"));
     }
     let deadline = Instant::now() + Duration::from_secs(request.timeout_seconds.into());
-    Emptying::begin(state, shared, ids.iter().copied().collect(), deadline)
+    let emptying = Emptying::begin(state, shared, ids.iter().copied().collect(), deadline)?;
+    pause(state, request, ids);
+    Ok(emptying)
 }
 
 /// Waits, for a limited time, until this host's own tiers have no block of these namespaces, and, for a tenant, until

@@ -1,13 +1,15 @@
 //! The call that reports what the daemon holds.
 
+use std::time::{Duration, Instant};
+
 use forebay_core::tier::Health as Judged;
 use forebay_core::{Instance, Result};
 use forebay_io::StoreReport;
 use forebay_io::pool::{HugePageReport, core_quota};
 use forebay_io::ssd::DiskReport;
 use forebay_rpc::proto::{
-    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, NodeBytes, SessionInfo, StoreInfo, TierInfo,
-    TierPurge, UserInfo,
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, NodeBytes, PauseInfo, SessionInfo, StoreInfo,
+    TierInfo, TierPurge, UserInfo,
 };
 
 use tokio::sync::Semaphore;
@@ -16,7 +18,7 @@ use crate::clients::{Clients, UserReport};
 use crate::health::Health;
 use crate::instances::Member;
 use crate::state::{Shared, State};
-use crate::tiers::PurgeReport;
+use crate::tiers::{Paused, PurgeReport};
 use crate::turns::{QueueTime, one_at_a_time};
 
 pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply> {
@@ -51,6 +53,7 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
             core_wait_us: queue_time.waited.as_micros() as u64,
             runs: queue_time.runs,
             core_quota,
+            pauses: state.tiers.pauses(Instant::now()).map(pause).collect(),
             nodes: pages.nodes.iter().map(|&(node, bytes)| NodeBytes { node, bytes }).collect(),
         }
     }))
@@ -81,6 +84,14 @@ fn user(report: UserReport) -> UserInfo {
     let refused = refused.into_iter().filter(|(_, count)| *count > 0);
     let refused = refused.map(|(limit, count)| (limit.to_owned(), count)).collect();
     UserInfo { uid, connections, sessions, calls, bytes, lent_bytes, refused }
+}
+
+fn pause((paused, left): (&Paused, Duration)) -> PauseInfo {
+    let info = PauseInfo { seconds: left.as_secs(), ..PauseInfo::default() };
+    match paused {
+        Paused::Tenant(tenant) => PauseInfo { tenant: tenant.clone(), ..info },
+        Paused::Namespace(id) => PauseInfo { namespace_id: id.0.to_be_bytes().to_vec(), ..info },
+    }
 }
 
 fn namespaces(state: &State) -> Vec<NamespaceInfo> {

@@ -1,6 +1,6 @@
 //! Regular work: alarms, and a check for instances that are gone. Nobody reports the end of a killed process; only its
 //! kernel lock disappears. Nor does a client say that it pauses: memory that it has lent is given back. Sizes of blocks
-//! that found no memory may search again.
+//! that found no memory may search again. Nor does anybody say that a pause after a purge is over.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -27,6 +27,7 @@ pub async fn run(shared: Shared) -> Infallible {
             }
             state.instances.give_back_idle(Duration::from_secs(state.config.limits.idle_seconds));
             state.instances.idle().into_iter().for_each(|instance| state.settle_instance(instance));
+            state.tiers.end_pauses(state.last_tick, &mut state.core);
             state.core.retry_drains();
             state.history.tick(state.last_tick, state.core.stats())
         });

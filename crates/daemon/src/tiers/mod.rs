@@ -1,7 +1,8 @@
 //! Drives the tiers below the pool: the core's decisions become operations, and completions become events of the core.
 //!
 //! `ALL` (the kinds of tiers, each a file with its `spec`) → `driver` (one for each tier: effects to operations,
-//! completions to events) → `purge` (own tiers), `empty_shared` (shared stores). Tasks open and drive the tiers;
+//! completions to events) → `purge` (own tiers), `empty_shared` and `pauses` (shared
+//! stores). Tasks open and drive the tiers;
 //! nothing here knows the daemon's state. Nothing waits for a tier: while a tier is not open, is sick or is late, its
 //! blocks are misses.
 //!
@@ -15,6 +16,7 @@ mod index_memory;
 #[cfg(test)]
 mod memory;
 mod object;
+mod pauses;
 mod purge;
 mod redis;
 mod report;
@@ -23,18 +25,20 @@ mod ssd;
 mod submissions;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_core::tiers::{Probe, TierId};
-use forebay_core::{Core, NamespaceId};
+use forebay_core::{Core, NamespaceId, Result};
 use forebay_io::pool::Pool;
 
 use driver::Driver;
+use pauses::Pauses;
 use spec::TierSpec;
 
 pub use driver::Failure;
 pub use empty_shared::Busy;
 pub use index_memory::{Disks, IndexMemory};
+pub use pauses::Paused;
 pub use purge::PurgeReport;
 pub use report::{Moved, Report, Standing};
 pub use spec::TICK;
@@ -64,6 +68,7 @@ pub struct Tiers {
     purged: Vec<NamespaceId>,
     /// Those of them that the stores which hosts share are being emptied of.
     emptying: BTreeSet<NamespaceId>,
+    pauses: Pauses,
     /// Places that were being emptied when they were last looked at.
     busy: Vec<Busy>,
     probes: Vec<Probe>,
@@ -74,8 +79,8 @@ impl Tiers {
     pub fn new<'a>(configured: impl Iterator<Item = &'a dyn TierSpec>, core: &mut Core) -> Tiers {
         let drivers: Vec<Driver> = configured.map(|spec| Driver::new(spec, core)).collect();
         drivers.iter().for_each(|driver| core.set_healthy(driver.id, false));
-        let (purging, emptying) = Default::default();
-        Tiers { drivers, purging, purged: Vec::new(), emptying, busy: Vec::new(), probes: Vec::new() }
+        let (purging, emptying, pauses) = Default::default();
+        Tiers { drivers, purging, purged: Vec::new(), emptying, pauses, busy: Vec::new(), probes: Vec::new() }
     }
 
     /// Whether there is a place below the pool.
@@ -174,9 +179,42 @@ impl Tiers {
         self.drivers.iter_mut().find_map(|driver| driver.driven()?.purge_time(namespace))
     }
 
-    /// Whether a purge of the namespace is under way.
+    /// Whether a purge of the namespace is under way, or a pause after it.
     pub fn is_purging(&self, namespace: NamespaceId) -> bool {
-        self.purging.contains(&namespace)
+        self.purging.contains(&namespace) || self.pauses.is_waiting(namespace)
+    }
+
+    /// Whether [`Tiers::pause`] has room for this.
+    pub fn check_pause(&self, paused: &Paused) -> Result<()> {
+        self.pauses.check(paused)
+    }
+
+    /// No block of the namespaces, whose purge begins in this event or has begun, is written to a tier or promoted from
+    /// one before `end`; nor of namespaces of the tenant that are opened before.
+    pub fn pause(&mut self, paused: Paused, namespaces: &[NamespaceId], end: Instant) {
+        self.pauses.begin(paused, namespaces, end);
+    }
+
+    /// Somebody opens a namespace of the tenant.
+    pub fn note_opened(&mut self, namespace: NamespaceId, tenant: &str, core: &mut Core) {
+        if self.pauses.join(namespace, tenant) {
+            core.begin_tier_purge(namespace);
+            self.purging.insert(namespace);
+        }
+    }
+
+    /// What pauses, with the time that each pause has left.
+    pub fn pauses(&self, now: Instant) -> impl Iterator<Item = (&Paused, Duration)> {
+        self.pauses.all(now)
+    }
+
+    /// Ends the pauses whose time has come.
+    pub fn end_pauses(&mut self, now: Instant, core: &mut Core) {
+        let free = self.pauses.end(now);
+        if !free.is_empty() {
+            self.purging.extend(free);
+            self.step_purges(core);
+        }
     }
 
     /// Names of this host's own tiers that are not off one of these namespaces yet.
@@ -221,7 +259,7 @@ impl Tiers {
         self.of(tier).is_walking()
     }
 
-    /// A purge is over when every tier is done with it.
+    /// A purge is over when every tier is done with it, and no pause keeps its namespace off the tiers.
     pub fn step_purges(&mut self, core: &mut Core) {
         self.drivers.iter_mut().for_each(Driver::step_purges);
         let is_over = |namespace: &NamespaceId| {
@@ -231,6 +269,9 @@ impl Tiers {
         let over: Vec<NamespaceId> = self.purging.iter().copied().filter(is_over).collect();
         for namespace in over {
             self.purging.remove(&namespace);
+            if self.pauses.keep(namespace) {
+                continue;
+            }
             self.purged.push(namespace);
             core.tiers_purged(namespace);
         }
