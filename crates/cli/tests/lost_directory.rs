@@ -76,6 +76,30 @@ fn a_directory_that_was_removed_and_made_again_is_used_again() {
     takes_blocks(&place, &path, daemon, (client, worker));
 }
 
+/// As when somebody empties it while a daemon stores blocks there: the daemon made folders again before it noticed.
+#[test]
+fn a_directory_that_lost_its_marker_is_used_again_with_the_blocks_that_are_left() {
+    let (place, home, other) = (Place::new(), home(), Place::new());
+    let path = home.path().join("shared");
+    fs::create_dir(&path).expect("a directory");
+    let (daemon, client, worker) = used(&place, &path);
+    fs::remove_dir_all(path.join(".forebay")).expect("it is removed");
+    wait_until("it is lost and taken up", || daemon.log().contains("a missing shared directory appeared"));
+    is_used_again(&daemon, &client);
+    {
+        let (_daemon, client, worker) = serving(&other, &arguments(&path));
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        is_served(&client, &worker, namespace, 0..50);
+    }
+    // What is not Forebay's is not touched.
+    fs::write(path.join("0".repeat(32)), "not a folder").expect("a file");
+    fs::remove_dir_all(path.join(".forebay")).expect("it is removed");
+    is_lost(&daemon, &client, &path, "holds other files");
+    fs::remove_file(path.join("0".repeat(32))).expect("it is removed");
+    wait_until("it is taken up", || trouble(&client).is_empty());
+    takes_blocks(&place, &path, daemon, (client, worker));
+}
+
 /// Nothing was under way there when it was lost.
 #[test]
 fn the_threads_of_a_lost_directory_end() {

@@ -109,10 +109,14 @@ impl Directory {
     /// does.
     pub fn examine(path: &Path, config: &FsConfig) -> Result<String> {
         let (directory, marker) = Directory::find(path, config)?;
-        match &marker {
-            Some(marker) => directory.agrees(marker, config)?,
-            None => directory.is_for_us()?,
-        }
+        let what = match &marker {
+            Some(marker) => {
+                directory.agrees(marker, config)?;
+                "holds blocks"
+            }
+            None if directory.is_empty_for_us()? => "is empty",
+            None => "holds blocks, lacks `.forebay` (a daemon makes it again)",
+        };
         let shown = path.display();
         if directory.is_read_only {
             return Ok(format!("`{shown}` is there, and is only read"));
@@ -127,7 +131,6 @@ impl Directory {
         let unknown = |error: Errno| directory.failed("cannot ask for free space", error.into());
         let (free_bytes, volume_bytes) =
             (directory.free_bytes().map_err(unknown)?, directory.volume_bytes().map_err(unknown)?);
-        let what = if marker.is_some() { "holds blocks" } else { "is empty" };
         let open = if directory.is_open_to_all {
             format!("; all users may write to it: {OPEN_TO_ALL}")
         } else {
@@ -323,32 +326,40 @@ impl Directory {
         }
     }
 
-    /// An error if the directory, which has no marker, cannot become one of ours.
-    fn is_for_us(&self) -> Result<()> {
+    /// An error if the directory, which has no marker, cannot become one of ours. Otherwise whether it is empty:
+    /// folders of blocks may be left of one that had a marker. What is in them is used only as far as it is whole.
+    fn is_empty_for_us(&self) -> Result<bool> {
         let path = self.path.display();
         if self.is_read_only {
             return Err(Error::new(ErrorKind::NotFound, "the directory is not initialised, and is read-only")
                 .with("path", path)
                 .hint("start a host that may write there first, or name another directory"));
         }
+        let mut is_empty = true;
         for entry in fs::read_dir(&self.path).map_err(|error| self.failed("cannot list the directory", error))? {
-            let name = entry.map_err(|error| self.failed("cannot list the directory", error))?.file_name();
-            if !NOT_CONTENT.iter().any(|known| OsStr::new(known) == name) {
+            let entry = entry.map_err(|error| self.failed("cannot list the directory", error))?;
+            let name = entry.file_name();
+            if NOT_CONTENT.iter().any(|known| OsStr::new(known) == name) {
+                continue;
+            }
+            let is_of_blocks = name.to_str().is_some_and(layout::is_of_namespace);
+            if !is_of_blocks || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 return Err(Error::invalid("the directory holds other files")
                     .with("path", path)
                     .with("found", name.to_string_lossy())
-                    .hint(
-                        "name an empty directory, or one that Forebay has used; if `.forebay` was removed from it, \
-                         stop the daemons that use it, and remove the rest too",
-                    ));
+                    .hint("name an empty directory, or one that Forebay has used"));
             }
+            is_empty = false;
         }
-        Ok(())
+        Ok(is_empty)
     }
 
-    /// Makes an empty directory one of ours. The first host decides its settings.
+    /// Makes a directory without a marker one of ours. The first host decides its settings.
     fn make(&self, config: &FsConfig) -> Result<Marker> {
-        self.is_for_us()?;
+        if !self.is_empty_for_us()? {
+            let path = self.path.display();
+            tracing::warn!(%path, "a shared directory has lost the folder `.forebay`; it is made again, and the blocks stay");
+        }
         let id = u128::from(layout::random()) << 64 | u128::from(layout::random());
         let marker = Marker { id, is_sharded: config.is_sharded };
         let made = self.enter().and_then(|root| root.make(OWN_FOLDER, self.folder_mode)).and_then(|_| {

@@ -86,6 +86,11 @@ pub(super) fn is_folder(name: &str) -> bool {
     matches!(name.len(), 1 | 2 | 32) && name.bytes().all(|c| c.is_ascii_digit() || (b'a'..=b'f').contains(&c))
 }
 
+/// Whether a folder at the top can contain objects.
+pub(super) fn is_of_namespace(name: &str) -> bool {
+    name.len() == 32 && is_folder(name)
+}
+
 /// This host and process, as written in names of unfinished files.
 pub(super) fn writer() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
