@@ -58,6 +58,8 @@ struct Rig {
     namespace: u32,
 }
 
+/// What the log says when a purge has ended that somebody was told of as not ended.
+const ENDED: &str = "all purges that had not ended have ended now";
 /// A disk whose file is missing is waited for.
 const NO_NEW_DISK: [&str; 2] = ["--tier.ssd.create", "false"];
 
@@ -304,7 +306,9 @@ fn a_purge_waits_for_a_disk_that_is_missing_and_reaches_its_blocks_when_it_comes
     assert!(says.iter().all(|says| told.err.contains(says)), "{told:?}");
     fs::rename(&away, &first).expect("ours");
     rig.is_taken(0);
+    rig.daemon.says(ENDED, 1);
     rig.purges();
+    assert_eq!(rig.daemon.says(ENDED, 1), 1, "nobody was told of this purge that it had not ended");
     assert_eq!(rig.misses(0..200).len(), 200);
     rig.ends_in_time();
 }
@@ -380,6 +384,7 @@ fn a_purge_that_waits_for_a_disk_goes_on_after_the_daemon_was_killed() {
     rig.is_taken(0);
     assert_eq!(rig.misses(0..200).len(), 200, "blocks of the disk that came back are purged");
     rig.waits_for_purges();
+    rig.daemon.says(ENDED, 1);
     rig.is_served(1000..1010);
     let other = rig.client.namespace("other", vec![group()]).expect("a namespace");
     is_served(&rig.client, &rig.worker, other, 500..600);

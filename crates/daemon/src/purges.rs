@@ -21,6 +21,8 @@ pub struct Purges {
     records: BTreeMap<NamespaceId, (u32, PurgePlaces)>,
     vacant: Vec<u32>,
     ended: Ended,
+    /// Of those of `records`, which somebody was told of as not ended.
+    told: BTreeSet<NamespaceId>,
 }
 
 /// When the last purge of each namespace has ended, as far as there is room.
@@ -33,7 +35,7 @@ struct Ended {
 impl Default for Purges {
     fn default() -> Purges {
         let ended = Ended { records: BTreeMap::new(), vacant: (0..ENDED_PURGES).rev().collect() };
-        Purges { records: BTreeMap::new(), vacant: (0..PURGES).rev().collect(), ended }
+        Purges { records: BTreeMap::new(), vacant: (0..PURGES).rev().collect(), ended, told: BTreeSet::new() }
     }
 }
 
@@ -44,6 +46,13 @@ impl Purges {
         self.records = found.iter().map(|(number, record)| (record.namespace, (*number, record.places))).collect();
         let used: BTreeSet<u32> = found.iter().map(|(number, _)| *number).collect();
         self.vacant.retain(|number| !used.contains(number));
+        self.told = self.records.keys().copied().collect();
+    }
+
+    /// Somebody is told that these purges have not ended, as far as they have not: the log says when they have.
+    pub fn note_told(&mut self, namespaces: &[NamespaceId]) {
+        let waiting = namespaces.iter().filter(|namespace| self.records.contains_key(namespace));
+        self.told.extend(waiting);
     }
 
     /// The purge is about to begin, or to begin anew. Errors with `Full` if too many are under way.
@@ -120,6 +129,9 @@ impl Purges {
         if places == PurgePlaces::default() {
             self.records.remove(&namespace);
             self.vacant.push(number);
+            if self.told.remove(&namespace) && self.told.is_empty() {
+                tracing::info!("all purges that had not ended have ended now");
+            }
         } else {
             self.records.insert(namespace, (number, places));
         }

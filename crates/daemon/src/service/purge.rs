@@ -100,6 +100,7 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         "purged"
     );
     if let Some((tier, error)) = own.first() {
+        shared.lock().purges.note_told(&ids);
         tracing::warn!(tier, %error, hint = error.hint_text(), "a purge is not complete");
     }
     if request.shared_stores {
