@@ -270,7 +270,10 @@ fn disks_text(disks: &[DiskInfo]) -> String {
         ]);
     }
     let troubled = disks.iter().filter(|disk| !disk.trouble.is_empty());
-    let told = troubled.map(|disk| format!("  disk {}: {}\n", escaped(&disk.name), escaped(&disk.trouble)));
+    let told = troubled.map(|disk| {
+        let (name, trouble) = (escaped(&disk.name), escaped(&disk.trouble));
+        format!("  disk {name}: {trouble}\n{}", hint_text(&disk.hint))
+    });
     table.render("  ") + &told.collect::<String>()
 }
 
@@ -285,6 +288,10 @@ fn mode(disk: &DiskInfo) -> &'static str {
 
 fn usable(connections: u64) -> String {
     if connections == 1 { "1 connection is usable".into() } else { format!("{connections} connections are usable") }
+}
+
+fn hint_text(hint: &str) -> String {
+    if hint.is_empty() { String::new() } else { format!("    hint: {}\n", escaped(hint)) }
 }
 
 /// Events that never happened are left out.
@@ -315,6 +322,7 @@ fn stores_text(stores: &[StoreInfo]) -> String {
         if !store.refuses_writes.is_empty() {
             text += &format!("    it takes no writes: {}\n", escaped(&store.refuses_writes));
         }
+        text += &hint_text(&store.hint);
         let events: BTreeMap<_, _> = store.events.iter().filter(|(_, count)| **count > 0).collect();
         let events: Vec<String> = events.iter().map(|(event, count)| format!("{event} {count}")).collect();
         if !events.is_empty() {
@@ -493,6 +501,7 @@ fn store_json(store: &StoreInfo) -> Value {
         "trouble_age_seconds": store.trouble_age_seconds,
         "refuses_writes": store.refuses_writes,
         "refuses_reads": store.refuses_reads,
+        "hint": store.hint,
         "connections": store.connections,
         "used_bytes": store.used_bytes,
         "capacity_bytes": store.capacity_bytes,
@@ -517,6 +526,7 @@ fn disk_json(disk: &DiskInfo) -> Value {
         "segments": disk.segments,
         "segment_bytes": disk.segment_bytes,
         "trouble": disk.trouble,
+        "hint": disk.hint,
     })
 }
 
@@ -594,6 +604,7 @@ mod tests {
             segments: 256,
             segment_bytes: 256 << 20,
             trouble: "reads fail (io)".to_string(),
+            hint: "look for errors of the disk".to_string(),
         };
         let tier = TierInfo {
             name: "ssd".to_string(),

@@ -179,7 +179,10 @@ fn says_everywhere(place: &Place, daemon: &Daemon, disk: &Path, why: &str) {
     let warning = format!("a disk is missing; the tier serves without it disk=\"{disk}\"");
     let warnings = || daemon.log().lines().filter(|line| line.contains(&warning)).count();
     wait_until("the log says so", || warnings() > 0);
-    assert!(warnings() == 1 && daemon.log().contains("hint="), "{}", daemon.log());
+    assert_eq!(warnings(), 1, "{}", daemon.log());
+    let log = daemon.log();
+    let told = log.lines().find(|line| line.contains(&warning)).and_then(|line| line.split("hint=\"").nth(1));
+    let hint = told.and_then(|told| told.split('"').next()).unwrap_or_else(|| panic!("{log}"));
     let ready = daemon.page("/readyz");
     assert!(ready.contains(&format!("without `{disk}`")) && ready.contains(why) && ready.contains("200 OK"), "{ready}");
     let metrics = daemon.page("/metrics");
@@ -192,7 +195,8 @@ fn says_everywhere(place: &Place, daemon: &Daemon, disk: &Path, why: &str) {
     let inspected = command::run(&[&["inspect"][..], &at].concat()).out;
     assert!(inspected.contains(&format!("disk {disk}: ")) && inspected.contains(why), "{inspected}");
     let judged = command::run(&[&["doctor"][..], &at].concat()).out;
-    assert!(judged.contains(why) && judged.contains(&format!("check `{disk}`")), "{judged}");
+    assert!(judged.contains(why) && judged.contains(&format!(" hint: {hint}\n")), "{hint}: {judged}");
+    assert!(inspected.contains(&format!(" hint: {hint}\n")), "{hint}: {inspected}");
 }
 
 /// Hangs in this operation, or in all of them.

@@ -1,5 +1,6 @@
 //! A shared directory that somebody replaces, removes or unmounts under a daemon that uses it.
 
+mod command;
 mod support;
 
 use std::fs;
@@ -24,7 +25,7 @@ fn trouble(client: &Client) -> String {
     store.trouble
 }
 
-fn is_lost(daemon: &Daemon, client: &Client, path: &Path, why: &str) {
+fn is_lost(place: &Place, daemon: &Daemon, client: &Client, path: &Path, why: &str) {
     wait_until("the directory is lost", || trouble(client).contains(why));
     assert!(trouble(client).contains(&path.display().to_string()), "{}", trouble(client));
     let metrics = daemon.page("/metrics");
@@ -33,6 +34,12 @@ fn is_lost(daemon: &Daemon, client: &Client, path: &Path, why: &str) {
     wait_until("the tier is not asked", || tier(client, "fs").state == "sick");
     let ready = daemon.page("/readyz");
     assert!(ready.contains("warn") && ready.contains(&path.display().to_string()), "{ready}");
+    let hint = tier(client, "fs").stores.remove(0).hint;
+    assert!(hint.contains("mount it"), "{hint}");
+    wait_until("the log says so", || daemon.log().contains(&hint));
+    let sockets = place.sockets();
+    let judged = command::run(&["doctor", "--socket.directory", sockets.to_str().expect("UTF-8")]).out;
+    assert!(judged.contains(&format!(" hint: {hint}\n")), "{judged}");
 }
 
 fn is_used_again(daemon: &Daemon, client: &Client) {
@@ -70,7 +77,7 @@ fn a_directory_that_was_removed_and_made_again_is_used_again() {
     fs::create_dir(&path).expect("a directory");
     let (daemon, client, worker) = used(&place, &path);
     fs::remove_dir_all(&path).expect("it is removed");
-    is_lost(&daemon, &client, &path, "cannot use the directory");
+    is_lost(&place, &daemon, &client, &path, "cannot use the directory");
     fs::create_dir(&path).expect("a directory");
     is_used_again(&daemon, &client);
     takes_blocks(&place, &path, daemon, (client, worker));
@@ -173,8 +180,7 @@ fn an_empty_mount_point_is_not_filled_and_what_is_mounted_there_next_is_used() {
         }
         let (daemon, client, worker) = used(&place, &path);
         unmount(&path, UnmountFlags::DETACH).expect("it is unmounted");
-        is_lost(&daemon, &client, &path, "may be the mount point of a missing mount");
-        assert!(trouble(&client).contains("restart the daemon to use the empty directory"), "{}", trouble(&client));
+        is_lost(&place, &daemon, &client, &path, "may be the mount point of a missing mount");
         daemon.says("restart the daemon to use the empty directory", 1);
         assert_eq!(fs::read_dir(&path).expect("a folder").count(), 0, "the mount point stays empty");
         mounted().expect("it is mounted again");

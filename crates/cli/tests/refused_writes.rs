@@ -73,6 +73,7 @@ impl Rig {
         for command in ["doctor", "inspect"] {
             let said = self.run(command);
             assert!(said.contains("takes no writes") && said.contains(why), "{said}");
+            assert!(said.contains(" hint: make room"), "as the log says: {said}");
         }
     }
 

@@ -97,6 +97,17 @@ impl Refusals {
     pub fn told(&self) -> Option<String> {
         self.why.clone()
     }
+
+    /// What to do about that.
+    pub fn hint(&self) -> Option<&'static str> {
+        self.why.is_some().then_some(self.hint)
+    }
+}
+
+/// The hints of reads and of writes, as one.
+pub(crate) fn joined(hints: [Option<&str>; 2]) -> Option<String> {
+    let hints: Vec<&str> = hints.into_iter().flatten().collect();
+    (!hints.is_empty()).then(|| hints.join("; "))
 }
 
 #[cfg(test)]

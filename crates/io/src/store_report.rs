@@ -26,6 +26,8 @@ pub struct StoreReport {
     pub refuses_writes: Option<String>,
     /// Why it, or a server of it, has refused all recent reads of a kind; none while it answers them.
     pub refuses_reads: Option<String>,
+    /// What to do about its present problem, or what it refuses; none if nothing is known.
+    pub hint: Option<String>,
     /// Whether nothing is written to it: by configuration, or because it cannot be written to.
     pub is_read_only: bool,
     /// Connections that are usable now.
@@ -70,6 +72,7 @@ impl StoreReport {
             trouble_age: None,
             refuses_writes: None,
             refuses_reads: None,
+            hint: None,
             is_read_only: false,
             connections: None,
             used_bytes: None,
@@ -105,6 +108,7 @@ impl StoreReport {
             connections,
             refuses_writes: report.refuses_writes,
             refuses_reads: report.refuses_reads,
+            hint: report.hint,
             ..StoreReport::new(report.name, report.health, trouble, events)
         }
     }
@@ -139,6 +143,7 @@ impl StoreReport {
         StoreReport {
             refuses_writes: root.refuses_writes,
             refuses_reads: root.refuses_reads,
+            hint: root.hint,
             is_read_only,
             used_bytes: root.used_bytes,
             capacity_bytes: root.capacity_bytes,

@@ -92,13 +92,10 @@ fn served(tier: &TierInfo, is_shared: bool) -> Check {
     let place = if is_shared { "shared store" } else { "disk" };
     match tier.state.as_str() {
         "serving" => {
-            let disk = tier.disks.iter().find(|disk| !disk.trouble.is_empty()).map(|disk| &disk.name);
-            let store = tier.stores.iter().find(|store| is_troubled(store)).map(|store| &store.name);
-            match (disk.or(store), tier.disks.iter().find(|disk| !disk.is_direct)) {
-                (Some(part), _) => {
-                    Check::warn(name, finding, format!("check `{part}`; the daemon tries it again by itself"))
-                }
-                (None, Some(disk)) => Check::warn(
+            let troubled = troubled(tier);
+            match (troubled.is_empty(), tier.disks.iter().find(|disk| !disk.is_direct)) {
+                (false, _) => Check::warn(name, finding, hint_of(&troubled)),
+                (true, Some(disk)) => Check::warn(
                     name,
                     finding,
                     format!(
@@ -106,7 +103,7 @@ fn served(tier: &TierInfo, is_shared: bool) -> Check {
                         disk.name
                     ),
                 ),
-                (None, None) => Check::ok(name, finding),
+                (true, None) => Check::ok(name, finding),
             }
         }
         "opening" => Check::warn(name, "its index is being read", "run `forebay doctor` again in a moment"),
@@ -122,12 +119,33 @@ fn served(tier: &TierInfo, is_shared: bool) -> Check {
             "correct the file of the password, which the daemon reads again by itself; or correct the configuration, and \
              restart the daemon",
         ),
-        _ => Check::warn(
-            name,
-            format!("it is sick: {}", escaped(&tier.why)),
-            format!("check the {place}; the daemon tries it again by itself"),
-        ),
+        _ => {
+            let troubled = troubled(tier);
+            let hint = match troubled.iter().any(|(_, hint)| !hint.is_empty()) {
+                true => hint_of(&troubled),
+                false => format!("check the {place}; the daemon tries it again by itself"),
+            };
+            Check::warn(name, format!("it is sick: {}", escaped(&tier.why)), hint)
+        }
     }
+}
+
+/// The disks and stores that are in trouble, each with the daemon's hint.
+fn troubled(tier: &TierInfo) -> Vec<(&str, &str)> {
+    let disks = tier.disks.iter().filter(|disk| !disk.trouble.is_empty());
+    let disks = disks.map(|disk| (disk.name.as_str(), disk.hint.as_str()));
+    let stores = tier.stores.iter().filter(|store| is_troubled(store));
+    disks.chain(stores.map(|store| (store.name.as_str(), store.hint.as_str()))).collect()
+}
+
+/// What to do about these: as the daemon says, which knows why. A daemon of 0.1.0 says nothing.
+fn hint_of(troubled: &[(&str, &str)]) -> String {
+    let hint = |(name, hint): &(&str, &str)| match (hint.is_empty(), troubled.len()) {
+        (true, _) => format!("check `{name}`; the daemon tries it again by itself"),
+        (false, 1) => escaped(hint),
+        (false, _) => format!("`{name}`: {}", escaped(hint)),
+    };
+    troubled.iter().map(hint).collect::<Vec<_>>().join("; ")
 }
 
 fn said_of_disk(disk: &DiskInfo) -> String {
@@ -200,6 +218,19 @@ mod tests {
         assert_eq!(check.verdict, Verdict::Warn);
         assert!(check.finding.contains("`/mnt/ssd`: writes fail (io)"), "{check:?}");
         assert!(check.hint.as_ref().is_some_and(|hint| hint.contains("check `/mnt/ssd`")), "{check:?}");
+    }
+
+    #[test]
+    fn the_daemons_own_hint_is_given_and_of_several_each_with_its_disk() {
+        let mut tier = tier("serving", true);
+        tier.disks[0] = DiskInfo { trouble: "none".to_string(), hint: "mount it".to_string(), ..tier.disks[0].clone() };
+        let hint = |tier: &TierInfo| served(tier, false).hint.expect("something is wrong");
+        assert_eq!(hint(&tier), "mount it");
+        tier.disks.push(DiskInfo { name: "/mnt/other".to_string(), hint: String::new(), ..tier.disks[0].clone() });
+        let both = "`/mnt/ssd`: mount it; check `/mnt/other`; the daemon tries it again by itself";
+        assert_eq!(hint(&tier), both);
+        tier.state = "sick".to_string();
+        assert_eq!(hint(&tier), both);
     }
 
     #[test]

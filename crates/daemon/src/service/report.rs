@@ -167,6 +167,7 @@ fn store(report: &StoreReport) -> StoreInfo {
         trouble_age_seconds: report.trouble_age.map(|age| age.as_secs()),
         refuses_writes: report.refuses_writes.clone().unwrap_or_default(),
         refuses_reads: report.refuses_reads.clone().unwrap_or_default(),
+        hint: report.hint.clone().unwrap_or_default(),
         connections: report.connections,
         used_bytes: report.used_bytes,
         capacity_bytes: report.capacity_bytes,
@@ -192,6 +193,7 @@ fn disk(report: &DiskReport) -> DiskInfo {
         segments: report.geometry.segments.into(),
         segment_bytes,
         trouble: report.trouble().unwrap_or_default(),
+        hint: report.hint.clone().unwrap_or_default(),
     }
 }
 

@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_core::tier::Health;
 use forebay_core::{Error, ErrorKind, Result};
 
 use super::aside;
@@ -94,7 +93,7 @@ impl Missing {
 
     pub fn report(&self) -> RootReport {
         let why = self.why.lock().unwrap_or_else(PoisonError::into_inner);
-        RootReport::of_missing(self.path.clone(), Health::Sick(why.kind()), why.told())
+        RootReport::of_missing(self.path.clone(), &why)
     }
 
     /// Its blocks cannot be purged.

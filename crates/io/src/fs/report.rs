@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use forebay_core::Error;
 use forebay_core::tier::Health;
 
 /// Counts of one directory since the tier was opened.
@@ -68,6 +69,8 @@ pub struct RootReport {
     pub refuses_writes: Option<String>,
     /// Why the directory has refused all recent loads or looks; none while it answers them.
     pub refuses_reads: Option<String>,
+    /// What to do where it is not open, or refuses anything.
+    pub hint: Option<String>,
     /// An upper bound, as this host last saw it; none before it saw one.
     pub used_bytes: Option<u64>,
     /// The configured limit; none means no limit.
@@ -95,15 +98,16 @@ pub struct RootReport {
 }
 
 impl RootReport {
-    pub(super) fn of_missing(path: PathBuf, health: Health, why: String) -> RootReport {
+    pub(super) fn of_missing(path: PathBuf, why: &Error) -> RootReport {
         RootReport {
             path,
             id: 0,
-            health,
-            missing: Some(why),
+            health: Health::Sick(why.kind()),
+            missing: Some(why.to_string()),
             is_read_only: false,
             refuses_writes: None,
             refuses_reads: None,
+            hint: why.hint_text().map(str::to_owned),
             used_bytes: None,
             capacity_bytes: None,
             counted_blocks: 0,

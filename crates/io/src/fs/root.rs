@@ -21,7 +21,7 @@ use super::report::{Counters, RootReport};
 use super::sweeper::SweeperHandle;
 use crate::cancel::SlotGuard;
 use crate::purge::Place;
-use crate::refusals::{Refusals, Refused};
+use crate::refusals::{Refusals, Refused, joined};
 
 const WRITE_HINT: &str = "make room, or let the daemon's user write in the directory";
 const READ_HINT: &str =
@@ -231,6 +231,8 @@ impl Root {
             misread_blocks: self.directory.misreads.load(Relaxed),
             ..self.counters
         };
+        let refused_reads =
+            [&self.refused_loads, &self.refused_probes].into_iter().find(|reads| reads.told().is_some());
         RootReport {
             path: self.directory.path.clone(),
             id: self.directory.id,
@@ -238,7 +240,8 @@ impl Root {
             missing: None,
             is_read_only: self.directory.is_read_only,
             refuses_writes: self.refused_stores.told(),
-            refuses_reads: self.refused_loads.told().or_else(|| self.refused_probes.told()),
+            refuses_reads: refused_reads.and_then(Refusals::told),
+            hint: joined([refused_reads.and_then(Refusals::hint), self.refused_stores.hint()]),
             used_bytes: self.directory.grants.last_used_bytes(),
             capacity_bytes: self.directory.grants.capacity_bytes(),
             counted_blocks: sweeps.blocks.load(Relaxed),

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::config::Mode;
 use super::in_flight::Verb;
 use super::shared::Said;
-use crate::refusals::{Refusals, Refused};
+use crate::refusals::{Refusals, Refused, joined};
 
 /// By server and kind of operation: what it refuses, and what it said last. It may answer probes and refuse loads.
 #[derive(Default)]
@@ -45,6 +45,15 @@ impl Refusing {
         for ((server, _), (refusals, said)) in &mut self.0 {
             refusals.judge(server, now, || said.clone());
         }
+    }
+
+    /// What to do about what is refused.
+    pub fn hint(&self) -> Option<String> {
+        let hint_of = |what| {
+            let mut told = self.0.iter().filter(|((_, verb), _)| refused(*verb) == what);
+            told.find_map(|(_, (refusals, _))| refusals.hint())
+        };
+        joined([hint_of(Refused::Reads), hint_of(Refused::Writes)])
     }
 
     /// Why reads or writes are refused; in a cluster, by whom.

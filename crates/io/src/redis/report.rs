@@ -106,6 +106,8 @@ pub struct RedisReport {
     pub refuses_writes: Option<String>,
     /// The same of probes or loads.
     pub refuses_reads: Option<String>,
+    /// What to do about that.
+    pub hint: Option<String>,
     /// Counts since the tier was opened, over all servers.
     pub counters: Counters,
 }

@@ -128,6 +128,7 @@ impl Redis {
             last_error: done.last_error.clone(),
             refuses_writes: self.refusing.told(Refused::Writes, &self.settings.config.mode),
             refuses_reads: self.refusing.told(Refused::Reads, &self.settings.config.mode),
+            hint: self.refusing.hint(),
             counters: done.counters,
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
-use forebay_core::{BlockKey, ErrorKind, Fingerprint, NamespaceId};
+use forebay_core::{BlockKey, Error, ErrorKind, Fingerprint, NamespaceId};
 
 use super::budget::Budget;
 use super::config::SsdConfig;
@@ -27,7 +27,7 @@ use super::owner::{Owner, Watch};
 use super::purges::{Purges, Void};
 use super::reads::Reads;
 use super::reclaim::Reclaim;
-use super::report::{Counters, DiskReport, Recovery, SegmentReport, trouble};
+use super::report::{Counters, DiskReport, Recovery, SegmentReport, hint_of, trouble};
 use super::space::Space;
 use super::staging::Staging;
 use crate::uring::{Memory, Work};
@@ -86,7 +86,7 @@ pub(super) struct Disk {
     pub void: Void,
     pub watch: Watch,
     /// Why it is not used any more, once it is taken.
-    pub why_taken: String,
+    pub why_taken: Option<Error>,
     pub budget: Budget,
     pub counters: Counters,
     pub now: Duration,
@@ -140,7 +140,7 @@ impl Disk {
             purges: opened.purges,
             void: Void::default(),
             watch: Watch::new(opened.owner, Duration::ZERO),
-            why_taken: String::new(),
+            why_taken: None,
             budget,
             counters: Counters::default(),
             now: Duration::ZERO,
@@ -401,7 +401,8 @@ impl Disk {
             geometry: self.geometry,
             health: self.health(),
             health_of_writes: self.health_of_writes(),
-            missing: self.watch.is_taken.then(|| self.why_taken.clone()),
+            missing: self.why_taken.as_ref().map(Error::to_string),
+            hint: self.why_taken.as_ref().and_then(hint_of),
             breaker_opened: self.breaker_opened(),
             blocks: self.index.len() as u64,
             index_room_blocks: self.index.capacity() as u64,

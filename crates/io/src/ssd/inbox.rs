@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use forebay_core::Error;
+
 use super::claim::OpenedDisk;
 use crate::uring::Waker;
 
@@ -11,7 +13,7 @@ pub(super) enum News {
     /// No transfer of an earlier daemon is under way there.
     EarlierIoDone,
     /// Why it is not there.
-    Missing(String),
+    Missing(Error),
     Opened(Box<OpenedDisk>),
 }
 
@@ -34,7 +36,7 @@ impl Inbox {
     }
 
     /// The disk is not there, and why.
-    pub fn missing(&self, place: usize, why: String) {
+    pub fn missing(&self, place: usize, why: Error) {
         self.send(place, News::Missing(why));
     }
 

@@ -1,7 +1,7 @@
 //! Figures of a disk for metrics, `inspect` and `doctor`.
 
 use forebay_core::tier::Health;
-use forebay_core::{BlockKey, ErrorKind};
+use forebay_core::{BlockKey, Error, ErrorKind};
 
 use super::index::Entry;
 use super::layout::{Geometry, Record};
@@ -128,6 +128,8 @@ pub struct DiskReport {
     pub health_of_writes: Health,
     /// Why the disk is not in use at all; all figures are zero then.
     pub missing: Option<String>,
+    /// What to do about that.
+    pub hint: Option<String>,
     /// Times that no loads were tried for a while.
     pub breaker_opened: u64,
     /// Blocks that can be loaded.
@@ -154,7 +156,7 @@ pub struct DiskReport {
 
 impl DiskReport {
     /// Of a configured disk that is not in use.
-    pub(super) fn missing(name: String, why: String) -> DiskReport {
+    pub(super) fn missing(name: String, why: String, hint: Option<String>) -> DiskReport {
         DiskReport {
             name,
             engine: "none",
@@ -164,6 +166,7 @@ impl DiskReport {
             health: Health::Sick(ErrorKind::Unavailable),
             health_of_writes: Health::Sick(ErrorKind::Unavailable),
             missing: Some(why),
+            hint,
             breaker_opened: 0,
             blocks: 0,
             index_room_blocks: 0,
@@ -192,6 +195,10 @@ impl DiskReport {
     pub fn live_ratio(&self) -> f64 {
         self.live_bytes as f64 / (self.geometry.segment_bytes * u64::from(self.geometry.segments)) as f64
     }
+}
+
+pub(super) fn hint_of(error: &Error) -> Option<String> {
+    error.hint_text().map(str::to_owned)
 }
 
 pub(super) fn trouble(reads: Health, writes: Health) -> Option<String> {

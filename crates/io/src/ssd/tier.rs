@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
-use forebay_core::{BlockKey, ErrorKind, Fingerprint, NamespaceId, Result};
+use forebay_core::{BlockKey, Error, ErrorKind, Fingerprint, NamespaceId, Result};
 
 use super::claim::{DiskClaim, OpenedDisk};
 use super::config::SsdConfig;
@@ -39,7 +39,7 @@ use super::placement::{Choice, Disks, Placement};
 use super::pool_purges::PoolPurges;
 use super::purges::purge_time_after;
 use super::recover::{self, Medium, Mode};
-use super::report::{BlockInfo, DiskReport, SegmentReport};
+use super::report::{BlockInfo, DiskReport, SegmentReport, hint_of};
 use super::staging::no_memory;
 use crate::uring::{Region, Waker};
 
@@ -150,7 +150,7 @@ enum State {
     /// Nothing is known of it yet.
     Awaited,
     /// Why it is not there.
-    Missing(String),
+    Missing(Error),
     Open(Box<Disk>),
 }
 
@@ -513,8 +513,8 @@ impl Ssd {
     pub fn report(&self) -> Vec<DiskReport> {
         let report = |part: &Part| match &part.state {
             State::Open(disk) => disk.report(),
-            State::Missing(why) => DiskReport::missing(part.name.clone(), why.clone()),
-            State::Awaited => DiskReport::missing(part.name.clone(), "it is being opened".to_owned()),
+            State::Missing(why) => DiskReport::missing(part.name.clone(), why.to_string(), hint_of(why)),
+            State::Awaited => DiskReport::missing(part.name.clone(), "it is being opened".to_owned(), None),
         };
         self.parts.iter().map(report).collect()
     }
@@ -574,12 +574,15 @@ impl Ssd {
             let hint = "name a disk once, under one path; if it is a copy on a disk of its own, empty it (delete a \
                         file and `touch` it, zero a device with `blkdiscard -z`); then restart the daemon";
             tracing::error!(disk = self.parts[unused].name, error = why, hint, "a disk is not used");
+            let why = Error::new(ErrorKind::Unavailable, why).hint(hint);
             let part = &mut self.parts[unused];
             if !is_behind {
                 (part.is_earlier_io_done, part.state) = (true, State::Missing(why));
                 return;
             }
-            part.disk_mut().into_iter().for_each(|twin| twin.lose(why.clone()));
+            if let Some(twin) = part.disk_mut() {
+                twin.lose(why);
+            }
             self.found.retain(|(other, _)| *other != twin);
             self.inbox.waker.wake();
         }
@@ -602,12 +605,13 @@ impl Ssd {
     fn part_with_taken(&mut self, completions: &mut Vec<Completion>) {
         for part in &mut self.parts {
             let State::Open(disk) = &mut part.state else { continue };
-            if disk.is_gone() {
+            if disk.is_gone()
+                && let Some(why) = disk.why_taken.take()
+            {
                 completions.append(&mut disk.completions);
                 let none = Index::new(0, 1, disk.index.hasher().clone());
                 self.gone.push_back((std::mem::replace(&mut disk.index, none), 0));
-                let missing = State::Missing(std::mem::take(&mut disk.why_taken));
-                drop_aside(std::mem::replace(&mut part.state, missing));
+                drop_aside(std::mem::replace(&mut part.state, State::Missing(why)));
                 self.inbox.waker.wake();
             }
         }

@@ -7,8 +7,8 @@
 //! it. The new owner of a device reads what is there when the other has had time to stop. No write begins on a look
 //! from before that time, so a daemon that was stopped meanwhile looks before it writes.
 
-use forebay_core::ErrorKind;
 use forebay_core::tier::Outcome;
+use forebay_core::{Error, ErrorKind};
 
 use super::disk::Disk;
 use super::io::Flight;
@@ -34,15 +34,15 @@ impl Disk {
         if self.watch.owner.is_of_another(&page, &self.geometry) {
             let (disk, error) = (self.name(), taken_by_another());
             tracing::error!(disk, error = error.to_string(), hint = error.hint_text(), "a disk is not used any more");
-            self.lose(error.to_string());
+            self.lose(error);
         } else if Geometry::decode_superblock(&page).is_some() {
             self.watch.owner = Owner::Is(Geometry::owner_in(&page));
         }
     }
 
     /// The disk is not used any more: ends what has not begun.
-    pub(super) fn lose(&mut self, why: String) {
-        (self.watch.is_taken, self.why_taken) = (true, why);
+    pub(super) fn lose(&mut self, why: Error) {
+        (self.watch.is_taken, self.why_taken) = (true, Some(why));
         self.fail_waiting(ErrorKind::Unavailable);
         while let Some(op) = self.reads.pop(u64::MAX) {
             self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));

@@ -162,7 +162,8 @@ impl Arrival {
 
     /// Before the daemon serves, a mistake of the operator ends it. Afterwards it costs this disk.
     fn say_missing(&mut self, error: Error) {
-        let (text, hint) = (error.to_string(), error.hint_text().unwrap_or("check the disk").to_owned());
+        let (kind, text) = (error.kind(), error.to_string());
+        let hint = error.hint_text().unwrap_or("check the disk").to_owned();
         let is_mistake = is_mistake(&error);
         let is_heard = self.looked(if is_mistake { Err(error) } else { Ok(()) });
         if is_mistake && is_heard {
@@ -170,7 +171,7 @@ impl Arrival {
         }
         if self.said != text {
             tracing::warn!(disk = self.name(), error = text, hint, "a disk is missing; the tier serves without it");
-            self.inbox.missing(self.place, text.clone());
+            self.inbox.missing(self.place, Error::new(kind, text.clone()).hint(hint));
             self.said = text;
         }
     }
