@@ -317,10 +317,10 @@ fn stores_text(stores: &[StoreInfo]) -> String {
             text += &format!("    {when}: {}\n", escaped(&store.trouble));
         }
         if !store.refuses_reads.is_empty() {
-            text += &format!("    it answers no reads: {}\n", escaped(&store.refuses_reads));
+            text += &format!("    it refuses reads: {}\n", escaped(&store.refuses_reads));
         }
         if !store.refuses_writes.is_empty() {
-            text += &format!("    it takes no writes: {}\n", escaped(&store.refuses_writes));
+            text += &format!("    it refuses writes: {}\n", escaped(&store.refuses_writes));
         }
         text += &hint_text(&store.hint);
         let events: BTreeMap<_, _> = store.events.iter().filter(|(_, count)| **count > 0).collect();

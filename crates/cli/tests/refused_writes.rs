@@ -1,5 +1,5 @@
-//! A shared store that takes no writes is shown as such, is read from all the same, and is written to when it can be.
-//! One that answers no reads is shown too, until it answers one.
+//! A shared store that refuses writes is shown as such, is read from all the same, and is written to when it can be.
+//! One that refuses reads is shown too, until it answers them.
 
 mod command;
 #[path = "../../io/tests/fs/fuse/mod.rs"]
@@ -12,6 +12,7 @@ mod support;
 mod volume;
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use command::run;
 use forebay_rpc::proto::StoreInfo;
@@ -47,10 +48,11 @@ impl Rig {
         store.refuses_writes
     }
 
-    fn stores_until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) {
+    /// So many blocks at a time.
+    fn stores_until(&mut self, what: &str, count: u64, mut is_so: impl FnMut(&str) -> bool) {
         wait_until(what, || {
-            store(&self.client, &self.worker, self.namespace, self.next_seed..self.next_seed + 4);
-            self.next_seed += 4;
+            store(&self.client, &self.worker, self.namespace, self.next_seed..self.next_seed + count);
+            self.next_seed += count;
             is_so(&self.told())
         });
     }
@@ -61,7 +63,7 @@ impl Rig {
 
     fn is_told(&mut self, why: &str) {
         assert_eq!(self.told(), "");
-        self.stores_until("the refusals are told", |told| told.contains(why));
+        self.stores_until("the refusals are told", 4, |told| told.contains(why));
         assert_eq!(tier(&self.client, self.tier).state, "serving");
         let ready = self.daemon.page("/readyz");
         assert!(ready.starts_with("HTTP/1.1 200 OK"), "{ready}");
@@ -69,10 +71,10 @@ impl Rig {
         assert!(line.starts_with("warn") && line.contains(why), "{ready}");
         assert_eq!(self.can_be_used(), [true, false]);
         // The log is written beside; room may be made for one block meanwhile, and then it begins again.
-        wait_until("the log says so", || (1..=3).contains(&self.lines("the shared store takes no writes")));
+        wait_until("the log says so", || (1..=3).contains(&self.lines("the shared store refuses writes")));
         for command in ["doctor", "inspect"] {
             let said = self.run(command);
-            assert!(said.contains("takes no writes") && said.contains(why), "{said}");
+            assert!(said.contains("refuses writes") && said.contains(why), "{said}");
             assert!(said.contains(" hint: make room"), "as the log says: {said}");
         }
     }
@@ -82,8 +84,9 @@ impl Rig {
         run(&[command, "--socket.directory", directory.to_str().expect("a path in UTF-8")]).out
     }
 
+    /// A volume of 32 MiB is not full before the stores that succeed have shown it.
     fn is_over(&mut self) {
-        self.stores_until("they are over", str::is_empty);
+        self.stores_until("they are over", 1, str::is_empty);
         wait_until("the log says so", || (1..=3).contains(&self.lines("the shared store takes writes again")));
         let ready = self.daemon.page("/readyz");
         assert!(!ready.contains("without"), "{ready}");
@@ -122,7 +125,7 @@ fn a_server_without_memory_for_more_says_so_and_is_still_read() {
 }
 
 #[test]
-fn a_server_that_answers_no_reads_says_so_until_it_answers_one() {
+fn a_server_that_refuses_reads_says_so_until_it_answers_them() {
     let server = Server::on_port(Kind::Valkey, &[]);
     server.admin().must(&["ACL", "SETUSER", "fb", "on", ">pw", "~forebay:*", "+@all"]);
     let url = server.tcp_url().replace("redis://", "redis://fb:pw@");
@@ -140,10 +143,10 @@ fn a_server_that_answers_no_reads_says_so_until_it_answers_one() {
     assert_eq!(rig.can_be_used(), [false, true]);
     let ready = rig.daemon.page("/readyz");
     assert!(ready.contains("without reads from") && ready.contains("NOPERM"), "{ready}");
-    wait_until("the log says so", || rig.lines("the shared store answers no reads") == 1);
+    wait_until("the log says so", || rig.lines("the shared store refuses reads") == 1);
     for command in ["doctor", "inspect"] {
         let said = rig.run(command);
-        assert!(said.contains("answers no reads") && said.contains("NOPERM"), "{said}");
+        assert!(said.contains("refuses reads") && said.contains("NOPERM"), "{said}");
     }
     server.admin().must(&["ACL", "SETUSER", "fb", "+exists"]);
     asked_until("they are over", &|store| store.refuses_reads.is_empty());
@@ -182,10 +185,10 @@ fn a_directory_whose_writes_fail_is_still_read() {
         !rig.daemon.page("/metrics").contains("forebay_tier_breaker_opened_total{tier=\"fs\"} 0")
     });
     is_served(&rig.client, &rig.worker, rig.namespace, 0..50);
-    rig.stores_until("it is told", |told| !told.is_empty());
+    rig.stores_until("it is told", 4, |told| !told.is_empty());
     assert_eq!(rig.can_be_used(), [true, false]);
     mount.calm();
-    rig.stores_until("writes are over", str::is_empty);
+    rig.stores_until("writes are over", 1, str::is_empty);
 }
 
 /// With probes that succeed: files can be found and not read.
@@ -205,7 +208,7 @@ fn a_directory_whose_reads_fail_says_so() {
         seed = (seed + 1) % 50;
         tier(&rig.client, "fs").stores[0].refuses_reads.contains("input/output errors")
     });
-    wait_until("the log says so", || rig.lines("the shared store answers no reads") == 1);
+    wait_until("the log says so", || rig.lines("the shared store refuses reads") == 1);
     assert!(rig.daemon.page("/readyz").contains("input/output errors"));
     mount.calm();
     wait_until("reads are over", || {
@@ -250,14 +253,43 @@ fn a_directory_that_is_read_only_at_the_start_says_so_and_is_written_later() {
 #[test]
 fn a_directory_on_a_volume_that_others_fill_says_so() {
     let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-    let Some(volume) = volume::Volume::of_bytes(home, 4 << 20) else { return };
+    let Some(volume) = volume::Volume::of_bytes(home, 32 << 20) else { return };
     let (path, filler) = (volume.path().join("shared"), volume.path().join("filler"));
     fs::create_dir(&path).expect("a directory");
     let mut rig = Rig::start("fs", &["--tier.fs.directories", path.to_str().expect("a path in UTF-8")], 0);
     // Nothing of ours is there that could be evicted.
-    assert!(fs::write(&filler, vec![0; 8 << 20]).is_err(), "the volume is full");
+    assert!(fs::write(&filler, vec![0; 33 << 20]).is_err(), "the volume is full");
     rig.is_told("No space left on device");
     fs::remove_file(&filler).expect("it is removed");
+    rig.is_over();
+}
+
+/// As by a sweeper, which evicts a few blocks whenever stores find no room.
+#[test]
+fn a_full_volume_on_which_some_room_is_made_again_and_again_says_so() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let Some(volume) = volume::Volume::of_bytes(home, 32 << 20) else { return };
+    let (path, filler) = (volume.path().join("shared"), volume.path().join("filler"));
+    fs::create_dir(&path).expect("a directory");
+    let mut rig = Rig::start("fs", &["--tier.fs.directories", path.to_str().expect("a path in UTF-8")], 0);
+    assert!(fs::write(&filler, vec![0; 33 << 20]).is_err(), "the volume is full");
+    let rest = fs::File::options().write(true).open(&filler).expect("the filler");
+    let mut is_relieved = Instant::now();
+    rig.stores_until("the refusals are told", 4, |told| {
+        if is_relieved.elapsed() > Duration::from_millis(500) {
+            is_relieved = Instant::now();
+            let length_bytes = rest.metadata().expect("its length").len();
+            rest.set_len(length_bytes.saturating_sub(64 << 10)).expect("it is cut");
+        }
+        told.contains("No space left on device")
+    });
+    let counters = tier(&rig.client, "fs");
+    assert!(counters.stored_blocks > 8, "some were taken between: {counters:?}");
+    assert!(rig.daemon.page("/readyz").contains("without writes to"));
+    for command in ["doctor", "inspect"] {
+        assert!(rig.run(command).contains("refuses writes: No space left on device"), "{}", rig.run(command));
+    }
+    rest.set_len(0).expect("it is cut");
     rig.is_over();
 }
 

@@ -22,9 +22,9 @@ pub struct StoreReport {
     pub trouble: Option<String>,
     /// How long ago that was seen, if it is the last one; none while it lasts.
     pub trouble_age: Option<Duration>,
-    /// Why it, or a server of it, has refused all recent writes; none while it takes them.
+    /// Why it, or a server of it, has refused most recent writes; none while it takes them.
     pub refuses_writes: Option<String>,
-    /// Why it, or a server of it, has refused all recent reads of a kind; none while it answers them.
+    /// Why it, or a server of it, has refused most recent reads of a kind; none while it answers them.
     pub refuses_reads: Option<String>,
     /// What to do about its present problem, or what it refuses; none if nothing is known.
     pub hint: Option<String>,

@@ -161,7 +161,7 @@ fn is_troubled(store: &StoreInfo) -> bool {
 }
 
 fn said_of_store(store: &StoreInfo) -> String {
-    let refused = [("answers no reads", &store.refuses_reads), ("takes no writes", &store.refuses_writes)];
+    let refused = [("refuses reads", &store.refuses_reads), ("refuses writes", &store.refuses_writes)];
     let refused = refused.into_iter().filter(|(_, why)| store.is_healthy && !why.is_empty());
     let refused: Vec<String> =
         refused.map(|(what, why)| format!("`{}` {what}: {}", store.name, escaped(why))).collect();
@@ -254,12 +254,12 @@ mod tests {
             (
                 tier("serving", StoreInfo { refuses_writes: "OOM".to_string(), ..store(true, "lost once") }),
                 Verdict::Warn,
-                "`cache:6379` takes no writes: OOM",
+                "`cache:6379` refuses writes: OOM",
             ),
             (
                 tier("serving", StoreInfo { refuses_reads: "NOPERM".to_string(), ..store(true, "lost once") }),
                 Verdict::Warn,
-                "`cache:6379` answers no reads: NOPERM",
+                "`cache:6379` refuses reads: NOPERM",
             ),
             (tier("serving", store(false, "refused")), Verdict::Warn, "`cache:6379`: refused"),
             (tier("sick", store(false, "refused")), Verdict::Warn, "it is sick: refused"),

@@ -64,10 +64,10 @@ pub struct RootReport {
     pub missing: Option<String>,
     /// Whether the configuration says that nothing is written.
     pub is_read_only: bool,
-    /// Why the directory has refused all recent stores, or could not be written when it was opened; none while it takes
-    /// them.
+    /// Why the directory has refused most recent stores, or could not be written when it was opened; none while it
+    /// takes them.
     pub refuses_writes: Option<String>,
-    /// Why the directory has refused all recent loads or looks; none while it answers them.
+    /// Why the directory has refused most recent loads or looks; none while it answers them.
     pub refuses_reads: Option<String>,
     /// What to do where it is not open, or refuses anything.
     pub hint: Option<String>,

@@ -295,10 +295,10 @@ impl Root {
     }
 
     fn note_store(&mut self, outcome: Outcome, was_there: bool) {
+        let now = Instant::now();
         match outcome {
-            Outcome::Stored if !was_there => self.refused_stores.taken(&self.directory.path.to_string_lossy()),
+            Outcome::Stored if !was_there => self.refused_stores.taken(&self.directory.path.to_string_lossy(), now),
             Outcome::Failed(ErrorKind::Full | ErrorKind::Unsupported | ErrorKind::Io) => {
-                let now = Instant::now();
                 self.refused_stores.refused(now);
                 self.judge_refusals(now);
             }
@@ -340,10 +340,9 @@ impl Root {
 
 /// What a load or a probe says of whether the directory answers such operations.
 fn note_read(refused: &mut Refusals, directory: &Directory, outcome: Outcome) {
-    let path = directory.path.to_string_lossy();
+    let (path, now) = (directory.path.to_string_lossy(), Instant::now());
     match outcome {
         Outcome::Failed(kind @ (ErrorKind::Unsupported | ErrorKind::Io)) => {
-            let now = Instant::now();
             refused.refused(now);
             refused.judge(&path, now, || match kind {
                 ErrorKind::Io => "reads fail with input/output errors".to_string(),
@@ -351,7 +350,7 @@ fn note_read(refused: &mut Refusals, directory: &Directory, outcome: Outcome) {
             });
         }
         Outcome::Loaded { .. } | Outcome::Found | Outcome::Absent | Outcome::Failed(ErrorKind::Corrupt) => {
-            refused.taken(&path);
+            refused.taken(&path, now);
         }
         _ => {}
     }

@@ -1,4 +1,4 @@
-//! Which servers take no writes or answer no reads at present: of a cluster, some may refuse them while others do not.
+//! Which servers refuse writes or reads at present: of a cluster, some may refuse them while others do not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,12 +29,12 @@ impl Refusing {
             }
             None => {
                 let known = self.0.get_mut(&(server.clone(), verb));
-                known.into_iter().for_each(|(refusals, _)| refusals.taken(&server));
+                known.into_iter().for_each(|(refusals, _)| refusals.taken(&server, now));
             }
         }
     }
 
-    /// Whether some reads were refused, and none of the kind was answered by that server since.
+    /// Whether some reads were refused lately.
     pub fn has_refused_reads(&self) -> bool {
         self.0.iter().any(|((_, verb), (refusals, _))| refused(*verb) == Refused::Reads && refusals.are_pending())
     }
@@ -95,14 +95,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_refuses_is_told_though_others_take_writes_until_it_takes_one_or_leaves() {
+    fn a_node_that_refuses_is_told_though_others_take_writes_until_it_takes_them_or_leaves() {
         let (mut refusing, start) = (Refusing::default(), Instant::now());
         let [a, b]: [Arc<str>; 2] = ["a:1".into(), "b:1".into()];
         let servers = [a.to_string(), b.to_string()];
         let verb = Verb::Write;
-        let minute = |refusing: &mut Refusing, refusal: Option<&str>| {
-            for second in 0..60 {
-                let now = start + Duration::from_secs(second);
+        let mut now = start;
+        let mut minute = |refusing: &mut Refusing, refusal: Option<&str>| {
+            for _ in 0..60 {
+                now += Duration::from_secs(1);
                 refusing.hear(Said { server: a.clone(), verb, refusal: None }, now);
                 refusing.hear(Said { server: b.clone(), verb, refusal: refusal.map(str::to_owned) }, now);
                 refusing.judge(&servers, now);
@@ -134,6 +135,7 @@ mod tests {
             said(second, Verb::Load, Some("NOPERM"));
         }
         assert_eq!(said(60, Verb::Probe, None), (Some("NOPERM".to_owned()), true));
-        assert_eq!(said(61, Verb::Load, None), (None, false));
+        assert_eq!(said(61, Verb::Load, None), (Some("NOPERM".to_owned()), true), "a moment ago it refused");
+        assert_eq!(said(64, Verb::Load, None), (None, false));
     }
 }

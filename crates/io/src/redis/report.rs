@@ -102,7 +102,7 @@ pub struct RedisReport {
     pub finds: usize,
     /// The last error of a connection, and when it happened.
     pub last_error: Option<(String, Instant)>,
-    /// What a server said last that refused all recent stores; in a cluster, each such server with what it said.
+    /// What a server said last that refused most recent stores; in a cluster, each such server with what it said.
     pub refuses_writes: Option<String>,
     /// The same of probes or loads.
     pub refuses_reads: Option<String>,
