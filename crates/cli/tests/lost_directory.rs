@@ -101,7 +101,7 @@ fn a_directory_that_lost_its_marker_is_used_again_with_the_blocks_that_are_left(
     // What is not Forebay's is not touched.
     fs::write(path.join("0".repeat(32)), "not a folder").expect("a file");
     fs::remove_dir_all(path.join(".forebay")).expect("it is removed");
-    is_lost(&daemon, &client, &path, "holds other files");
+    wait_until("it is lost", || trouble(&client).contains("holds other files"));
     fs::remove_file(path.join("0".repeat(32))).expect("it is removed");
     wait_until("it is taken up", || trouble(&client).is_empty());
     takes_blocks(&place, &path, daemon, (client, worker));
