@@ -374,7 +374,7 @@ fn pauses(pauses: &[PauseInfo]) -> String {
             true => format!("tenant={}", escaped(tenant)),
             false => format!("namespace {}", hex(namespace_id)),
         };
-        table.row([what, seconds.to_string()]);
+        table.row([what, seconds.map_or("-".to_string(), |seconds| seconds.to_string())]);
     }
     table.render("  ")
 }
@@ -693,8 +693,8 @@ mod tests {
             used_bytes: 1298 * 196_608,
             pool_trouble: "2.0 GiB of 4.0 GiB populated: no memory for the rest".to_string(),
             pauses: vec![
-                PauseInfo { tenant: "blue\u{1b}[31m".to_string(), seconds: 3590, ..PauseInfo::default() },
-                PauseInfo { namespace_id: vec![0xaa; 16], seconds: 9, ..PauseInfo::default() },
+                PauseInfo { tenant: "blue\u{1b}[31m".to_string(), seconds: Some(3590), ..PauseInfo::default() },
+                PauseInfo { namespace_id: vec![0xaa; 16], seconds: None, ..PauseInfo::default() },
             ],
             users: vec![
                 UserInfo { uid: 0, connections: 1, calls: 1, ..UserInfo::default() },

@@ -153,9 +153,10 @@ impl Table {
     pub fn render(&self, indent: &str) -> String {
         let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..self.right.len()).map(width).collect();
-        let pad = |column: usize, cell: &str| match (self.right[column], widths[column]) {
-            (true, width) => format!("{cell:>width$}"),
-            (false, width) => format!("{cell:<width$}"),
+        // Not by the width of a format, which is limited: an engine's name may be long.
+        let pad = |column: usize, cell: &str| {
+            let blanks = " ".repeat(widths[column] - cell.chars().count());
+            if self.right[column] { blanks + cell } else { format!("{cell}{blanks}") }
         };
         let line = |row: &Vec<String>| {
             let cells: Vec<String> = row.iter().enumerate().map(|(column, cell)| pad(column, cell)).collect();
@@ -174,6 +175,14 @@ mod tests {
         assert_eq!([0, 1, 2].map(|count| counted(count, "block")), ["0 blocks", "1 block", "2 blocks"]);
         assert_eq!([0, 1, 2].map(was), ["were", "was", "were"]);
         assert_eq!(saved(1, 0), "1 token");
+    }
+
+    #[test]
+    fn a_cell_may_have_any_length() {
+        let mut table = Table::new(&["name", ">size"]);
+        let long = "x".repeat(1 << 17);
+        table.row([long.clone(), "1".to_string()]);
+        assert_eq!(table.render("").lines().last(), Some(format!("{long}     1").as_str()));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Somebody removes the daemon's own files, or fills the filesystem of its pool, while it runs.
 
+mod command;
 mod support;
 
 use std::fs;
@@ -57,6 +58,13 @@ fn a_daemon_whose_disk_was_removed_serves_on_and_says_so() {
     let page = daemon.page("/readyz");
     assert!(page.contains("200 OK") && line(&daemon, "disks").contains("warn"), "{page}");
     assert_eq!(daemon.log().matches("a disk's file was removed or replaced").count(), 1, "{}", daemon.log());
+    let judged = || {
+        let sockets = place.sockets();
+        command::run(&["doctor", "--socket.directory", sockets.to_str().expect("a path in UTF-8")]).out
+    };
+    let said = judged();
+    assert!(said.contains("warn  files") && said.contains(path) && said.contains("hint: put the file back"), "{said}");
     fs::rename(&away, &disk).unwrap();
     wait_until("it is well again", || line(&daemon, "disks").is_empty());
+    assert!(!judged().contains("warn  files"));
 }

@@ -251,6 +251,98 @@ fn hosts_that_pause_bring_nothing_back_while_others_are_purged() {
     is_served(&late, &late_worker, late_blue, 300..350);
 }
 
+/// A purge may take longer than the pause that it asks for.
+#[test]
+fn a_pause_lasts_as_long_as_its_purge_and_then_its_time() {
+    let Some(mut mount) = mount() else { return };
+    let (place, other, home) = (Place::new(), Place::new(), home());
+    let path = mount.path().to_str().expect("a path in UTF-8").to_owned();
+    let [disk, second, away] = ["disk", "second", "away"].map(|name| home.path().join(name));
+    let disks = format!("{:?}", [&disk, &second]);
+    let ssd = ["--tier.ssd.disks", &disks, "--tier.ssd.capacity_bytes", "64MiB", "--tier.fs.directories", &path];
+    drop(Daemon::start(&place, &ssd).listening(&place));
+    std::fs::rename(&second, &away).expect("ours");
+    let (daemon, client, worker) = serving(&place, &[&ssd[..], &["--tier.ssd.create", "false"]].concat());
+    let (_other, late, late_worker) = serving(&other, &["--tier.fs.directories", &path]);
+    let blue = client.namespace("blue", vec![group()]).expect("a namespace");
+    let late_blue = late.namespace("blue", vec![group()]).expect("a namespace");
+    store(&client, &worker, blue, 0..50);
+    is_served(&late, &late_worker, late_blue, 0..50);
+
+    mount.harm("remove", "slow 20");
+    let child = forebay(&words(&place.sockets(), &["--tenant", "blue", "--pause-seconds", "2"]));
+    let child = { child }.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    wait_until("it pauses", || !client.inspect().pauses.is_empty());
+    assert_eq!(client.inspect().pauses[0].seconds, None, "its time has not begun");
+    wait_until("the directory is empty", || files(&mount.backing(), "blue") == 0);
+    mount.calm();
+    // The purge waits for the disk for longer than the pause is to last.
+    std::thread::sleep(Duration::from_millis(3000));
+    assert_eq!(client.inspect().pauses.len(), 1);
+    std::fs::rename(&away, &second).expect("ours");
+    let answer = Answer::of(child.wait_with_output().expect("it ends"));
+    assert_eq!(answer.code, 0, "{answer:?}");
+    let pauses = client.inspect().pauses;
+    assert!(pauses[0].seconds.is_some_and(|seconds| seconds <= 2), "{pauses:?}");
+    // The host that is not purged writes its blocks again, and none of them comes here.
+    store(&late, &late_worker, late_blue, 100..150);
+    is_missed(&client, blue, 0..150);
+    daemon.says("the pause after a purge has ended", 1);
+}
+
+/// Many may ask for namespaces of a tenant that pauses.
+#[test]
+fn a_namespace_that_is_refused_does_not_pause() {
+    let place = Place::new();
+    let (daemon, ..) = serving(&place, &[]);
+    purge(&place, &["--tenant", "blue", "--pause-seconds", "2"]).assert_refused(1, "knows no namespace");
+    // Each keeps 256 open, and the pool has records of 1,024.
+    let clients = ["a", "b", "c", "d", "e"].map(|id| Client::open(&place, id, 0));
+    let open = |number: usize| {
+        let client = &clients[number / 256];
+        let group = forebay_rpc::proto::Group { rank_bytes: vec![BYTES], ..group() };
+        let fields = [("model", number.to_string()), ("tenant", "blue".to_owned())];
+        let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let (session, groups) = (client.welcome.session, vec![group]);
+        call!(client, open_namespace, forebay_rpc::proto::OpenNamespaceRequest { session, fields, groups }).is_ok()
+    };
+    let opened = (0..5 * 256).filter(|number| open(*number)).count();
+    assert_eq!(opened, 1024, "the others are refused");
+    daemon.says("the pause after a purge has ended", 1);
+    let said = format!("namespaces={opened}");
+    assert!(daemon.log().contains(&said), "{said}: {}", daemon.log());
+}
+
+/// As after a restart of the host: nobody knows whose the blocks are.
+#[test]
+fn a_tenant_that_is_not_known_is_told_of_disks_with_blocks_of_somebody() {
+    let (place, home) = (Place::new(), home());
+    let (disk, shared) = (home.path().join("disk"), home.path().join("shared"));
+    std::fs::create_dir(&shared).expect("a directory");
+    let disks = format!("{:?}", [&disk]);
+    let arguments = ["--tier.ssd.disks", &disks, "--tier.ssd.capacity_bytes", "64MiB", "--tier.ssd.admission", "all"];
+    let arguments = [&arguments[..], &["--tier.fs.directories", shared.to_str().expect("a path in UTF-8")]].concat();
+    let (daemon, client, worker) = serving(&place, &arguments);
+    let blue = client.namespace("blue", vec![group()]).expect("a namespace");
+    store(&client, &worker, blue, 0..50);
+    lose_pool(&place, daemon, (client, worker));
+    let (_daemon, _client, _worker) = serving(&place, &arguments);
+    let answer = purge(&place, &["--tenant", "blue"]);
+    answer.assert_refused(1, &id_of("blue"));
+    assert!(answer.err.contains("start the tenant's engines once"), "{answer:?}");
+}
+
+#[test]
+fn a_tenant_with_a_name_that_none_can_have_is_refused() {
+    let place = Place::new();
+    let _daemon = serving(&place, &[]);
+    let name = "x".repeat(70_000);
+    purge(&place, &["--tenant", &name, "--pause-seconds", "9"]).assert_refused(1, "no tenant has a name that long");
+    let sockets = place.sockets();
+    let seen = run(&["inspect", "--json", "--socket.directory", sockets.to_str().expect("a path")]).json();
+    assert_eq!(seen["pauses"].as_array().map(Vec::len), Some(0));
+}
+
 #[test]
 fn a_pause_is_a_day_at_most_and_only_of_shared_stores() {
     let place = Place::new();

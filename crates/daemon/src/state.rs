@@ -381,8 +381,8 @@ impl State {
     /// The short name of a namespace of this user, remembered in the pool so that its blocks survive a restart.
     pub fn open_namespace(&mut self, descriptor: Descriptor, layout: &Layout, uid: u32) -> Result<NamespaceIndex> {
         let id = descriptor.id();
-        self.tiers.note_opened(id, descriptor.tenant(), &mut self.core);
         if self.namespaces.note_opened(id, uid) {
+            self.tiers.note_opened(id, descriptor.tenant(), &mut self.core);
             return self.core.open_namespace(id, layout);
         }
         let number = self.vacant_record(uid)?;
@@ -394,6 +394,8 @@ impl State {
             self.core.close_namespace(id);
             return Err(error);
         }
+        // Only what is opened: many may ask.
+        self.tiers.note_opened(id, descriptor.tenant(), &mut self.core);
         self.namespaces.record(number, id, descriptor, uid);
         Ok(index)
     }

@@ -12,7 +12,8 @@ use forebay_daemon::http::{bind, is_forebay};
 use forebay_io::trust::{self, Holds};
 use forebay_rpc::client::{Trial, connect, knock};
 use forebay_rpc::proto::{
-    Block, ClassInfo, CommitOutcome, GetRequest, Group, NodeBytes, PutRequest, SessionInfo, TierInfo, UserInfo,
+    Block, ClassInfo, CommitOutcome, GetRequest, Group, HealthCheck, NodeBytes, PutRequest, SessionInfo, TierInfo,
+    UserInfo,
 };
 use forebay_rpc::{PROTOCOL_VERSION, RPC_SOCKET, from_status};
 
@@ -68,6 +69,7 @@ pub async fn examine(config: &Config) -> Findings {
             return Findings { checks, holdings: None, tiers: None, is_silent: error.kind() == ErrorKind::Timeout };
         }
     };
+    let files = client.health().await.map_or_else(|_| Vec::new(), |health| files(&health.ready, &reply.pool_trouble));
     let holdings = Holdings {
         capacity_bytes: reply.capacity_bytes,
         populated_bytes: reply.populated_bytes,
@@ -79,8 +81,19 @@ pub async fn examine(config: &Config) -> Findings {
     let [versions, self_test] = self_test(directory, &reply.classes).await;
     let cores = cores(Duration::from_micros(reply.core_wait_us), reply.runs, reply.core_quota);
     let checks = [check, versions, self_test, engines].into_iter().chain(registered);
-    let checks = checks.chain([limits(&reply.users), cores]).collect();
+    let checks = checks.chain(files).chain([limits(&reply.users), cores]).collect();
     Findings { checks, holdings: Some(holdings), tiers: Some(reply.tiers), is_silent: false }
+}
+
+/// What became of the daemon's own files: those of its disks, and the pool's where nothing else is wrong with the pool.
+fn files(ready: &[HealthCheck], pool_trouble: &str) -> Vec<Check> {
+    let is_of_files = |check: &&HealthCheck| check.name == "disks" || check.name == "pool" && pool_trouble.is_empty();
+    let wrong = ready.iter().filter(|check| check.finding == "warn").filter(is_of_files);
+    let judged = |check: &HealthCheck| {
+        let (finding, hint) = check.why.split_once("; hint: ").unwrap_or((&check.why, "see the daemon's log"));
+        Check::warn("files", escaped(finding), escaped(hint))
+    };
+    wrong.map(judged).collect()
 }
 
 /// `connected` is what came of an attempt to connect to `path`.

@@ -17,7 +17,7 @@ mod locations;
 mod marks;
 mod presence;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::key::{BlockHash, BlockId, BlockKey, Fingerprint, Generation, Instance, NamespaceId};
 use crate::policy::Backing;
@@ -232,7 +232,7 @@ pub(crate) struct Tiers {
     skipped: Vec<Fingerprint>,
     /// Namespaces whose blocks are being removed from the tiers: meanwhile they are neither probed, loaded nor written
     /// there.
-    purging: Vec<NamespaceId>,
+    purging: BTreeSet<NamespaceId>,
     /// Over all tiers, bytes on their way up that nobody asked for yet.
     prefetch_bytes: u64,
     /// Makes the fingerprints of keys unpredictable.
@@ -248,7 +248,7 @@ impl Tiers {
             presence: PresenceCache::default(),
             waits: HashMap::new(),
             skipped: Vec::new(),
-            purging: Vec::new(),
+            purging: BTreeSet::new(),
             prefetch_bytes: 0,
             seed,
             pool_bytes,
@@ -472,13 +472,13 @@ impl Tiers {
     }
 
     pub fn begin_purge(&mut self, namespace: NamespaceId) {
-        if self.is_on() && !self.is_purging(namespace) {
-            self.purging.push(namespace);
+        if self.is_on() {
+            self.purging.insert(namespace);
         }
     }
 
     pub fn end_purge(&mut self, namespace: NamespaceId) {
-        self.purging.retain(|purging| *purging != namespace);
+        self.purging.remove(&namespace);
     }
 
     pub fn is_purging(&self, namespace: NamespaceId) -> bool {

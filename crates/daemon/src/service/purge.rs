@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 use forebay_rpc::PURGE_OF_DISKS;
 use forebay_rpc::proto::{PurgeReply, PurgeRequest, PurgedPlace};
@@ -30,6 +31,7 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         let stores = request.shared_stores.then(|| begin(state, shared, &request, &ids)).transpose()?;
         Ok((ids, stores, known, state.tiers.purged_blocks()))
     })?;
+    let _pausing = stores.as_ref().and_then(|_| Pausing::of(shared, &request, &ids));
     for (number, piece) in ids.chunks(NAMESPACES_PER_EVENT).enumerate() {
         if number > 0 {
             tokio::task::yield_now().await;
@@ -47,12 +49,7 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
     shared.work_off().await;
     let emptied = async {
         match stores {
-            Some(stores) => {
-                let emptied = stores.run().await;
-                // The time is reckoned from the end of the purge.
-                shared.event(|state| pause(state, &request, &ids));
-                emptied
-            }
+            Some(stores) => stores.run().await,
             None => Vec::new(),
         }
     };
@@ -129,29 +126,53 @@ fn check_pause(request: &PurgeRequest) -> Result<()> {
     Ok(())
 }
 
-/// From now on, for as long as the request asks.
-fn pause(state: &mut State, request: &PurgeRequest, ids: &[NamespaceId]) {
-    if request.pause_seconds > 0 {
-        let end = Instant::now() + Duration::from_secs(request.pause_seconds.into());
-        state.tiers.pause(paused(request, ids), ids, end);
+/// A purge with a pause that has begun. Its drop is the purge's end, from which the pause's time counts.
+struct Pausing {
+    shared: Shared,
+    paused: Paused,
+    lasts: Duration,
+}
+
+impl Pausing {
+    fn of(shared: &Shared, request: &PurgeRequest, ids: &[NamespaceId]) -> Option<Pausing> {
+        let paused = paused(request, ids)?;
+        Some(Pausing { shared: shared.clone(), paused, lasts: Duration::from_secs(request.pause_seconds.into()) })
     }
 }
 
-fn paused(request: &PurgeRequest, ids: &[NamespaceId]) -> Paused {
-    match ids {
+impl Drop for Pausing {
+    fn drop(&mut self) {
+        let end = Instant::now() + self.lasts;
+        self.shared.event(|state| state.tiers.end_paused_purge(&self.paused, end));
+    }
+}
+
+/// What is to pause; none if the request asks for no pause.
+fn paused(request: &PurgeRequest, ids: &[NamespaceId]) -> Option<Paused> {
+    let paused = match ids {
         [id] if !request.namespace_id.is_empty() => Paused::Namespace(*id),
         _ => Paused::Tenant(request.tenant.clone()),
-    }
+    };
+    Some(paused).filter(|_| request.pause_seconds > 0)
 }
 
 /// Nothing of the namespaces goes to a shared store or comes up from one from now on.
 fn begin(state: &mut State, shared: &Shared, request: &PurgeRequest, ids: &[NamespaceId]) -> Result<Emptying> {
-    if request.pause_seconds > 0 {
-        state.tiers.check_pause(&paused(request, ids))?;
-    }
+    let paused = paused(request, ids);
+    paused.iter().try_for_each(|paused| state.tiers.check_pause(paused))?;
     if ids.is_empty() {
-        // An engine may open one before all hosts are purged.
-        pause(state, request, ids);
+        if let Some(paused) = paused {
+            // An engine may open one before all hosts are purged.
+            state.tiers.begin_paused_purge(paused.clone(), ids);
+            let end = Instant::now() + Duration::from_secs(request.pause_seconds.into());
+            state.tiers.end_paused_purge(&paused, end);
+        }
+        if let Some(tier) = state.tiers.own_not_whole().next() {
+            return Err(not_whole(tier, Duration::ZERO));
+        }
+        if let Some(error) = unnamed_error(&unnamed(state, ids)) {
+            return Err(error);
+        }
         return Err(Error::new(ErrorKind::NotFound, "this daemon knows no namespace of the tenant")
             .with("tenant", &request.tenant)
             .hint(
@@ -163,7 +184,7 @@ fn begin(state: &mut State, shared: &Shared, request: &PurgeRequest, ids: &[Name
     }
     let deadline = Instant::now() + Duration::from_secs(request.timeout_seconds.into());
     let emptying = Emptying::begin(state, shared, ids.iter().copied().collect(), deadline)?;
-    pause(state, request, ids);
+    paused.into_iter().for_each(|paused| state.tiers.begin_paused_purge(paused, ids));
     Ok(emptying)
 }
 
@@ -255,6 +276,11 @@ fn named(state: &State, request: &PurgeRequest) -> Result<Vec<NamespaceId>> {
     }
     if request.tenant.is_empty() && !request.all_tenants_named_empty {
         return Err(Error::invalid("a purge must name a namespace or a tenant"));
+    }
+    if Descriptor::new([(Descriptor::TENANT.to_owned(), request.tenant.clone())]).is_err() {
+        return Err(Error::invalid("no tenant has a name that long")
+            .with("bytes", request.tenant.len())
+            .hint("name a tenant that `forebay inspect` shows"));
     }
     Ok(state.namespaces.of_tenant(&request.tenant))
 }

@@ -86,8 +86,8 @@ fn user(report: UserReport) -> UserInfo {
     UserInfo { uid, connections, sessions, calls, bytes, lent_bytes, refused }
 }
 
-fn pause((paused, left): (&Paused, Duration)) -> PauseInfo {
-    let info = PauseInfo { seconds: left.as_secs(), ..PauseInfo::default() };
+fn pause((paused, left): (&Paused, Option<Duration>)) -> PauseInfo {
+    let info = PauseInfo { seconds: left.map(|left| left.as_secs()), ..PauseInfo::default() };
     match paused {
         Paused::Tenant(tenant) => PauseInfo { tenant: tenant.clone(), ..info },
         Paused::Namespace(id) => PauseInfo { namespace_id: id.0.to_be_bytes().to_vec(), ..info },

@@ -189,10 +189,15 @@ impl Tiers {
         self.pauses.check(paused)
     }
 
-    /// No block of the namespaces, whose purge begins in this event or has begun, is written to a tier or promoted from
-    /// one before `end`; nor of namespaces of the tenant that are opened before.
-    pub fn pause(&mut self, paused: Paused, namespaces: &[NamespaceId], end: Instant) {
-        self.pauses.begin(paused, namespaces, end);
+    /// No block of the namespaces, whose purge begins in this event, is written to a tier or promoted from one before
+    /// the end that [`Tiers::end_paused_purge`] gives; nor of namespaces of the tenant that are opened before.
+    pub fn begin_paused_purge(&mut self, paused: Paused, namespaces: &[NamespaceId]) {
+        self.pauses.begin_purge(paused, namespaces, Instant::now());
+    }
+
+    /// The purge has ended, and the pause lasts until `end`.
+    pub fn end_paused_purge(&mut self, paused: &Paused, end: Instant) {
+        self.pauses.end_purge(paused, end);
     }
 
     /// Somebody opens a namespace of the tenant.
@@ -203,12 +208,12 @@ impl Tiers {
         }
     }
 
-    /// What pauses, with the time that each pause has left.
-    pub fn pauses(&self, now: Instant) -> impl Iterator<Item = (&Paused, Duration)> {
+    /// What pauses, with the time that each pause has left; none while its purge is under way.
+    pub fn pauses(&self, now: Instant) -> impl Iterator<Item = (&Paused, Option<Duration>)> {
         self.pauses.all(now)
     }
 
-    /// Ends the pauses whose time has come.
+    /// Ends pauses whose time has come, a piece at a time.
     pub fn end_pauses(&mut self, now: Instant, core: &mut Core) {
         let free = self.pauses.end(now);
         if !free.is_empty() {

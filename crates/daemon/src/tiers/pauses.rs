@@ -6,8 +6,9 @@
 //! last purge empties the stores when no host reads or writes them any more.
 //!
 //! Invariants: a pause of a tenant covers namespaces that are opened during the pause, too. A namespace pauses from
-//! within the event that begins its purge. A namespace whose purge has ended waits here and costs the tiers' turns
-//! nothing. Pauses end with the daemon.
+//! within the event that begins its purge. No pause ends while a purge of it is under way, and its time counts from the
+//! end of the last one. A namespace whose purge has ended waits here and costs the tiers' turns nothing. Pauses end
+//! with the daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -16,6 +17,8 @@ use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 
 /// Pauses at a time. Each end of a purge looks at all of them.
 const MOST: usize = 64;
+/// Namespaces that are free again in one event, at about 1 µs each.
+const FREED_AT_ONCE: usize = 128;
 
 /// What was purged, as it was named.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -32,6 +35,10 @@ pub(super) struct Pauses {
 }
 
 struct Pause {
+    /// Namespaces that it has freed.
+    freed: usize,
+    /// Purges of it that have not ended.
+    under_way: usize,
     end: Instant,
     namespaces: BTreeSet<NamespaceId>,
 }
@@ -47,11 +54,20 @@ impl Pauses {
             .hint("purge again when a pause has ended: `forebay inspect` lists them"))
     }
 
-    /// Begins a pause, or gives the one that there is another end.
-    pub fn begin(&mut self, paused: Paused, namespaces: &[NamespaceId], end: Instant) {
-        let pause = self.all.entry(paused).or_insert_with(|| Pause { end, namespaces: BTreeSet::new() });
-        pause.end = end;
+    /// A purge begins. It lasts until [`Pauses::end_purge`].
+    pub fn begin_purge(&mut self, paused: Paused, namespaces: &[NamespaceId], now: Instant) {
+        let new = || Pause { freed: 0, under_way: 0, end: now, namespaces: BTreeSet::new() };
+        let pause = self.all.entry(paused).or_insert_with(new);
+        pause.under_way += 1;
         pause.namespaces.extend(namespaces);
+    }
+
+    /// The pause lasts until `end` now.
+    pub fn end_purge(&mut self, paused: &Paused, end: Instant) {
+        if let Some(pause) = self.all.get_mut(paused) {
+            pause.under_way = pause.under_way.saturating_sub(1);
+            pause.end = end;
+        }
     }
 
     /// True if the namespace pauses with its tenant from now on, and did not before.
@@ -78,27 +94,29 @@ impl Pauses {
         self.waiting.contains(&namespace)
     }
 
-    /// Ends the pauses whose time has come. Returns the namespaces that may be used again.
+    /// Ends pauses whose time has come, a piece at a time. Returns the namespaces that may be used again.
     pub fn end(&mut self, now: Instant) -> Vec<NamespaceId> {
-        if self.all.values().all(|pause| pause.end > now) {
-            return Vec::new();
+        let mut free = Vec::new();
+        while free.len() < FREED_AT_ONCE
+            && let Some((paused, pause)) =
+                self.all.iter_mut().find(|(_, pause)| pause.under_way == 0 && pause.end <= now)
+        {
+            let Some(namespace) = pause.namespaces.pop_first() else {
+                let paused = paused.clone();
+                tracing::info!(%paused, namespaces = pause.freed, "the pause after a purge has ended");
+                self.all.remove(&paused);
+                continue;
+            };
+            pause.freed += 1;
+            free.extend((!self.is_paused(namespace) && self.waiting.remove(&namespace)).then_some(namespace));
         }
-        self.all.retain(|paused, pause| {
-            let is_over = pause.end <= now;
-            if is_over {
-                tracing::info!(%paused, namespaces = pause.namespaces.len(), "the pause after a purge has ended");
-            }
-            !is_over
-        });
-        let free = self.waiting.iter().copied().filter(|namespace| !self.is_paused(*namespace));
-        let free: Vec<NamespaceId> = free.collect();
-        free.iter().for_each(|namespace| _ = self.waiting.remove(namespace));
         free
     }
 
-    /// With the time that each has left.
-    pub fn all(&self, now: Instant) -> impl Iterator<Item = (&Paused, Duration)> {
-        self.all.iter().map(move |(paused, pause)| (paused, pause.end.saturating_duration_since(now)))
+    /// With the time that each has left; none while a purge of it is under way.
+    pub fn all(&self, now: Instant) -> impl Iterator<Item = (&Paused, Option<Duration>)> {
+        let left = move |pause: &Pause| (pause.under_way == 0).then(|| pause.end.saturating_duration_since(now));
+        self.all.iter().map(move |(paused, pause)| (paused, left(pause)))
     }
 }
 
@@ -120,31 +138,61 @@ mod tests {
         let (mut pauses, begun) = (Pauses::default(), Instant::now());
         let at = |seconds| begun + Duration::from_secs(seconds);
         let [one, two, late] = [1, 2, 3].map(NamespaceId);
-        pauses.begin(Paused::Tenant("blue".to_owned()), &[one, two], at(10));
-        pauses.begin(Paused::Namespace(one), &[one], at(20));
+        let [blue, alone] = [Paused::Tenant("blue".to_owned()), Paused::Namespace(one)];
+        pauses.begin_purge(blue.clone(), &[one, two], begun);
+        pauses.begin_purge(alone.clone(), &[one], begun);
         assert!(pauses.keep(one) && pauses.keep(two) && !pauses.keep(late));
         assert!(pauses.join(late, "blue") && !pauses.join(late, "blue") && !pauses.join(NamespaceId(4), "red"));
         assert!(pauses.keep(late));
-        assert_eq!(pauses.end(at(9)), []);
-        assert_eq!(pauses.end(at(10)), [two, late]);
+        assert_eq!(pauses.end(at(9)), [], "a purge may take long");
+        pauses.end_purge(&blue, at(20));
+        pauses.end_purge(&alone, at(30));
+        assert_eq!(pauses.end(at(19)), []);
+        assert_eq!(pauses.end(at(20)), [two, late]);
         assert!(pauses.is_waiting(one) && !pauses.is_waiting(two));
-        // Another purge of the same namespace is under way when its pause ends, and moves the end.
-        pauses.begin(Paused::Namespace(one), &[one], at(12));
-        assert_eq!(pauses.end(at(12)), [one]);
-        assert!(!pauses.keep(one));
+        // Another purge of the same namespace, which moves the end.
+        pauses.begin_purge(alone.clone(), &[one], at(25));
+        assert_eq!(pauses.end(at(31)), []);
+        pauses.end_purge(&alone, at(22));
+        assert_eq!(pauses.end(at(31)), [one]);
+        assert!(!pauses.keep(one) && pauses.all(at(31)).count() == 0);
+    }
+
+    #[test]
+    fn a_pause_of_two_purges_lasts_until_both_have_ended() {
+        let (mut pauses, begun, one) = (Pauses::default(), Instant::now(), NamespaceId(1));
+        let blue = Paused::Tenant("blue".to_owned());
+        (0..2).for_each(|_| pauses.begin_purge(blue.clone(), &[one], begun));
+        assert!(pauses.keep(one));
+        pauses.end_purge(&blue, begun);
+        assert_eq!(pauses.end(begun), []);
+        pauses.end_purge(&blue, begun);
+        assert_eq!(pauses.end(begun), [one]);
+    }
+
+    #[test]
+    fn many_namespaces_are_freed_in_pieces() {
+        let (mut pauses, now) = (Pauses::default(), Instant::now());
+        let blue = Paused::Tenant("blue".to_owned());
+        let all: Vec<NamespaceId> = (0..300).map(NamespaceId).collect();
+        pauses.begin_purge(blue.clone(), &all, now);
+        assert!(all.iter().all(|namespace| pauses.keep(*namespace)));
+        pauses.end_purge(&blue, now);
+        let pieces: Vec<usize> = (0..4).map(|_| pauses.end(now).len()).collect();
+        assert_eq!(pieces, [FREED_AT_ONCE, FREED_AT_ONCE, 300 - 2 * FREED_AT_ONCE, 0]);
     }
 
     #[test]
     fn pauses_are_limited_and_one_that_there_is_can_be_moved() {
-        let (mut pauses, end) = (Pauses::default(), Instant::now() + Duration::from_secs(10));
+        let (mut pauses, now) = (Pauses::default(), Instant::now());
         let of = |id: usize| Paused::Namespace(NamespaceId(id as u128));
         for id in 0..MOST {
             pauses.check(&of(id)).unwrap();
-            pauses.begin(of(id), &[NamespaceId(id as u128)], end);
+            pauses.begin_purge(of(id), &[NamespaceId(id as u128)], now);
         }
         let full = pauses.check(&of(MOST)).unwrap_err();
         assert!(full.kind() == ErrorKind::Full && full.hint_text().is_some());
         pauses.check(&of(0)).unwrap();
-        assert_eq!(pauses.all(end).count(), MOST);
+        assert_eq!(pauses.all(now).count(), MOST);
     }
 }
