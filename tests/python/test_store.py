@@ -244,7 +244,7 @@ def test_a_directory_of_the_other_kind_is_told_by_the_name_of_the_option(tmp_pat
         store.dump([b"k"], [bytes(100)]).result(SECONDS)
     with pytest.raises(ForebayError, match="is sharded") as raised:
         Store(f"file://{tmp_path}", FIELDS, 100, shard_folders=False)
-    assert raised.value.hint and "set `shard_folders` to true" in raised.value.hint
+    assert raised.value.hint and "set `shard_folders` to `True`, or use another" in raised.value.hint
 
 
 def test_tensors_and_arrays_are_dumped_and_loaded_as_their_bytes(url: str) -> None:

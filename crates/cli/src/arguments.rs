@@ -59,7 +59,7 @@ pub enum Command {
     /// Print the manual page, or write the pages of all commands
     Man(Man),
     /// Print the version, the protocol, the formats and the engines
-    Version,
+    Version(Version),
     /// Run the daemon of a measurement, which ends with the process that started it
     #[command(name = forebay_bench::private::COMMAND, hide = true)]
     PrivateDaemon(Settings),
@@ -125,6 +125,13 @@ pub struct TraceRecord {
     /// Seconds after which the recording ends
     #[arg(long, value_name = "COUNT", default_value_t = 3600)]
     pub seconds: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct Version {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]

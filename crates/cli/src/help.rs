@@ -64,7 +64,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("trace record", &["forebay trace record trace.jsonl --seconds 600"]),
     ("completions", &["forebay completions bash > /etc/bash_completion.d/forebay"]),
     ("man", &["forebay man", "forebay man /usr/local/share/man/man1"]),
-    ("version", &["forebay version"]),
+    ("version", &["forebay version", "forebay version --json"]),
 ];
 
 const EXIT_CODES: &str = "\

@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::LazyLock;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 /// The commit that this program was built from; empty if it was not built from a checkout.
 pub const REVISION: &str = env!("BUILD_REVISION");
@@ -22,18 +23,47 @@ pub fn version() -> &'static str {
 
 /// What `forebay version` prints.
 pub fn about() -> String {
-    let object = if cfg!(feature = "object") { "object" } else { "none" };
-    let copies = forebay_device::Level::available().first().map_or_else(String::new, ToString::to_string);
+    let features = if FEATURES.is_empty() { "none".to_owned() } else { FEATURES.join(", ") };
     format!(
-        "forebay {}\nformats: pool {}, disk {}, store {} and {}\nengines here: copies {copies}, disks {}\n\
-         optional features: {object}\n",
+        "forebay {}\nformats: pool {}, disk {}, store {} and {}\nengines here: copies {}, disks {}\n\
+         optional features: {features}\n",
         version(),
         forebay_io::pool::FORMAT_VERSION,
         forebay_io::ssd::FORMAT_VERSION,
         forebay_io::header::VERSION,
         forebay_io::header::VERSION_WITH_MAC,
-        if io_uring::IoUring::new(2).is_ok() { "io_uring" } else { "threads" },
+        copy_engine(),
+        disk_engine(),
     )
+}
+
+/// The same facts for programs.
+pub fn about_json() -> Value {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "protocol": forebay_rpc::PROTOCOL_VERSION,
+        "revision": (!REVISION.is_empty()).then_some(REVISION),
+        "formats": {
+            "pool": forebay_io::pool::FORMAT_VERSION,
+            "disk": forebay_io::ssd::FORMAT_VERSION,
+            "store": [forebay_io::header::VERSION, forebay_io::header::VERSION_WITH_MAC],
+        },
+        "engines": {"copies": copy_engine(), "disks": disk_engine()},
+        "optional_features": FEATURES,
+    })
+}
+
+/// The optional features that this program was built with.
+const FEATURES: &[&str] = if cfg!(feature = "object") { &["object"] } else { &[] };
+
+/// On this machine.
+fn copy_engine() -> String {
+    forebay_device::Level::available().first().map_or_else(String::new, ToString::to_string)
+}
+
+/// On this machine.
+fn disk_engine() -> &'static str {
+    if io_uring::IoUring::new(2).is_ok() { "io_uring" } else { "threads" }
 }
 
 /// The `machine` of a bench report.

@@ -72,8 +72,11 @@ fn run(command: Command) -> Result<(), Failure> {
             Ok(())
         }
         Command::Man(arguments) => help::man(&arguments),
-        Command::Version => {
-            output::print(&machine::about());
+        Command::Version(arguments) => {
+            match arguments.json {
+                true => output::print_json(&machine::about_json()),
+                false => output::print(&machine::about()),
+            }
             Ok(())
         }
         Command::PrivateDaemon(settings) => serve::run_privately(&settings),

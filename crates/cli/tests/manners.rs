@@ -28,6 +28,22 @@ fn help_and_version_are_commands_too() {
         assert!(version.contains(part), "{part} is not in {version}");
     }
     assert!(version.starts_with(run(&["--version"]).out.trim_end()), "{version}");
+    let facts = run(&["version", "--json"]).json();
+    let told = [
+        format!("forebay {} (protocol {}", facts["version"].as_str().expect("text"), facts["protocol"]),
+        format!(
+            "pool {}, disk {}, store {}",
+            facts["formats"]["pool"], facts["formats"]["disk"], facts["formats"]["store"][0]
+        ),
+        format!(
+            "copies {}, disks {}",
+            facts["engines"]["copies"].as_str().expect("text"),
+            facts["engines"]["disks"].as_str().expect("text")
+        ),
+    ];
+    assert!(told.iter().all(|fact| version.contains(fact)), "{facts}: {version}");
+    assert_eq!(facts["revision"].as_str().unwrap_or_default().is_empty(), !version.contains(", revision "), "{facts}");
+    assert_eq!(facts["optional_features"][0] == "object", version.ends_with("optional features: object\n"), "{facts}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use forebay_core::checksum::checksum;
 use forebay_core::decorate::{Attempts, Limits, Rules, Stack, Timed};
 use forebay_core::namespace::Descriptor;
-use forebay_core::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 use forebay_io::StoreReport;
 use forebay_io::uring::Region;
@@ -318,9 +318,11 @@ fn refusal(outcome: &str, stores: &[StoreReport]) -> Error {
     let error = Error::new(kind, "the store did not answer").with("outcome", outcome).with("store", names.join(", "));
     // A server's words where a user or a password is wrong.
     let is_rejected = |trouble: &String| ["WRONGPASS", "NOAUTH"].iter().any(|word| trouble.contains(word));
-    let error = error.hint(match stores.iter().filter_map(|store| store.trouble.as_ref()).any(is_rejected) {
-        true => "correct the user and the password in the url, or the file of `password_file`",
-        false => "check that the store runs, and that this host reaches it",
+    let known = stores.iter().filter(|store| store.health != Health::Healthy).find_map(|store| store.hint.as_deref());
+    let error = error.hint(match (stores.iter().filter_map(|store| store.trouble.as_ref()).any(is_rejected), known) {
+        (true, _) => "correct the user and the password in the url, or the file of `password_file`".to_owned(),
+        (false, Some(hint)) => options::in_its_words(hint),
+        (false, None) => "check that the store runs, and that this host reaches it".to_owned(),
     });
     match stores.iter().find_map(|store| store.trouble.clone()) {
         Some(trouble) => error.source(trouble),

@@ -193,7 +193,22 @@ impl Reading {
         }
         let shape = |n: &Described| Shape { block_tokens: n.block_tokens, block_bytes: Some(n.block_bytes) };
         self.trace.shapes.extend(namespaces.iter().map(shape));
-        Ok(())
+        self.named_alike(namespaces[0].block_bytes)
+    }
+
+    /// A size that is given must be one of the trace's own: it would be ignored. `own` is the size that a header names.
+    fn named_alike(&self, own: u64) -> Result<()> {
+        let is_own = |bytes: u64| self.trace.shapes.iter().any(|shape| shape.block_bytes == Some(bytes));
+        match self.hints.block_bytes.filter(|bytes| !is_own(*bytes)) {
+            None => Ok(()),
+            Some(given) => Err(Error::invalid("the trace names the size of its blocks, and `--block-bytes` another")
+                .with("trace", own)
+                .with("given", given)
+                .hint(format!(
+                    "leave `--block-bytes` out; if other traces need it, give one value for each trace, and {own} for \
+                     this one"
+                ))),
+        }
     }
 
     fn recorded(&mut self, at_us: u64, namespace: u16, keys: &[String]) -> Result<()> {
@@ -299,6 +314,13 @@ mod tests {
             assert!(error(&header).contains("1 byte to 512 MiB"));
         }
         let header = |more: &str| format!("{{\"forebay_trace\":1,\"namespaces\":[{more}]}}\n");
+        let sizes = [4096, 8192].map(|bytes| format!("{{\"block_tokens\":16,\"block_bytes\":{bytes}}}"));
+        let two = header(&sizes.join(",")) + "{\"at_us\": 6, \"namespace\": 1, \"keys\": [\"00\"]}";
+        let given = |bytes| read_lines("test", two.as_bytes(), Hints { block_bytes: Some(bytes), ..Hints::default() });
+        assert!(given(8192).is_ok(), "one of its own");
+        let other = given(65536).unwrap_err();
+        assert!(other.to_string().contains("(trace=`4096`, given=`65536`"), "{other}");
+        assert!(other.hint_text().is_some_and(|hint| hint.contains("leave `--block-bytes` out")), "{other:?}");
         let own = header("{\"block_tokens\":16,\"block_bytes\":4096}");
         for bad in [
             header(""),

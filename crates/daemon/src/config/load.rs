@@ -86,7 +86,7 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
     }
     loaded.warnings = check_names(&sources.variables)?;
     for (name, text) in &sources.variables {
-        if let Some(key) = key_of(name) {
+        if let Some(key) = key_of(name).filter(|key| !is_unset(key, text)) {
             loaded.set_text(key, text, Origin::Variable(name.clone()))?;
         }
     }
@@ -102,6 +102,11 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
             Ok(loaded)
         }
     }
+}
+
+/// To clients, an empty variable says nothing of where the daemon is. The daemon has to be where they look.
+fn is_unset(key: &Key, text: &str) -> bool {
+    key.name == "socket.directory" && text.is_empty()
 }
 
 impl Loaded {
@@ -240,6 +245,16 @@ mod tests {
     fn refusal(text: &str, variables: &[(&str, &str)], flags: &[(&str, &str)]) -> (String, String) {
         let error = with_file(text, variables, flags).unwrap_err();
         (error.to_string(), error.hint_text().expect("every refusal has a hint").to_string())
+    }
+
+    #[test]
+    fn an_empty_variable_of_the_sockets_counts_as_not_set_as_for_clients() {
+        let empty = [("FOREBAY_SOCKET_DIRECTORY", "")];
+        let loaded = with_file("socket.directory = '/run/ours'", &empty, &[]).unwrap();
+        assert_eq!(loaded.config.socket.directory, Path::new("/run/ours"));
+        let usual = with_file("", &empty, &[]).unwrap();
+        assert_eq!(usual.config.socket.directory, Config::default().socket.directory);
+        assert!(with_file("", &[("FOREBAY_POOL_DIRECTORY", "")], &[]).is_err(), "nobody else reads it otherwise");
     }
 
     fn values(loaded: Result<Loaded>) -> Vec<(&'static str, Option<Value>)> {

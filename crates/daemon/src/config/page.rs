@@ -13,7 +13,7 @@ text needs no quotes. A flag beats a variable, a variable beats the file, the fi
 an error that suggests the nearest one. A path in the file or in a variable begins with `/`; a relative path in a flag
 begins at the directory where the command is run. `forebay config` prints the effective values in the form of such a
 file, and where each value came from. Clients read `socket.directory` from the same file
-([engines.md](engines.md#where-clients-look-for-the-daemon)).
+([engines.md](engines.md#where-clients-look-for-the-daemon)). An empty `FOREBAY_SOCKET_DIRECTORY` counts as not set.
 
 This page is generated from the code. To regenerate it:
 `FOREBAY_UPDATE_GOLDEN=1 cargo test -p forebay-daemon --test pages`.

@@ -187,7 +187,7 @@ impl Directory {
         let told = if marker.is_sharded { "is sharded" } else { "is not sharded" };
         Err(Error::invalid(format!("the directory {told}, but the configuration says the opposite"))
             .with("path", self.path.display())
-            .hint(format!("set `tier.fs.shard_folders` to {}, or use another directory", marker.is_sharded)))
+            .hint(format!("set `tier.fs.shard_folders` to `{}`, or use another directory", marker.is_sharded)))
     }
 
     /// Whether its path leads elsewhere now. An error that does not show this counts as no. Blocks as long as the mount
@@ -405,7 +405,7 @@ impl Directory {
             Err(Errno::INVAL) if self.is_direct => {
                 Err(Error::new(ErrorKind::Unsupported, "this filesystem has no direct I/O")
                     .with("path", self.path.display())
-                    .hint("set `tier.fs.io_direct` to false"))
+                    .hint("set `tier.fs.io_direct` to `false`"))
             }
             Err(error) => Err(self.failed("cannot open the directory's marker file", error.into())),
             Ok(_) => Ok(()),

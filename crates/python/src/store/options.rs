@@ -108,13 +108,19 @@ fn directory_at(directory: &str, options: &Options<'_>, staging: Region) -> PyRe
     Ok((Box::new(fs), wake))
 }
 
-/// The tiers name the daemon's keys, whose last words are the names of a store's options.
 fn by_its_options(error: Error) -> Raised {
-    let hint = error.hint_text().map(|hint| hint.replace("`tier.fs.", "`").replace("`tier.redis.", "`"));
+    let hint = error.hint_text().map(in_its_words);
     Raised::from(match hint {
         Some(hint) => error.hint(hint),
         None => error,
     })
+}
+
+/// The tiers name the daemon's keys, whose last words are the names of a store's options, and the values of a TOML
+/// file.
+pub fn in_its_words(hint: &str) -> String {
+    let words = [("`tier.fs.", "`"), ("`tier.redis.", "`"), ("`true`", "`True`"), ("`false`", "`False`")];
+    words.into_iter().fold(hint.to_owned(), |hint, (theirs, ours)| hint.replace(theirs, ours))
 }
 
 /// Options that were not used yet.
