@@ -17,8 +17,8 @@ use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 
 /// Pauses at a time. Each end of a purge looks at all of them.
 const MOST: usize = 64;
-/// Namespaces that are free again in one event, at about 1 µs each.
-const FREED_AT_ONCE: usize = 128;
+/// Namespaces whose pause ends in one event, at about 1 µs each.
+const ENDED_AT_ONCE: usize = 128;
 
 /// What was purged, as it was named.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -35,8 +35,8 @@ pub(super) struct Pauses {
 }
 
 struct Pause {
-    /// Namespaces that it has freed.
-    freed: usize,
+    /// Namespaces for which it has ended.
+    ended: usize,
     /// Purges of it that have not ended.
     under_way: usize,
     end: Instant,
@@ -56,7 +56,7 @@ impl Pauses {
 
     /// A purge begins. It lasts until [`Pauses::end_purge`].
     pub fn begin_purge(&mut self, paused: Paused, namespaces: &[NamespaceId], now: Instant) {
-        let new = || Pause { freed: 0, under_way: 0, end: now, namespaces: BTreeSet::new() };
+        let new = || Pause { ended: 0, under_way: 0, end: now, namespaces: BTreeSet::new() };
         let pause = self.all.entry(paused).or_insert_with(new);
         pause.under_way += 1;
         pause.namespaces.extend(namespaces);
@@ -97,17 +97,16 @@ impl Pauses {
     /// Ends pauses whose time has come, a piece at a time. Returns the namespaces that may be used again.
     pub fn end(&mut self, now: Instant) -> Vec<NamespaceId> {
         let mut free = Vec::new();
-        while free.len() < FREED_AT_ONCE
-            && let Some((paused, pause)) =
-                self.all.iter_mut().find(|(_, pause)| pause.under_way == 0 && pause.end <= now)
-        {
+        for _ in 0..ENDED_AT_ONCE {
+            let is_over = |pause: &Pause| pause.under_way == 0 && pause.end <= now;
+            let Some((paused, pause)) = self.all.iter_mut().find(|(_, pause)| is_over(pause)) else { break };
             let Some(namespace) = pause.namespaces.pop_first() else {
                 let paused = paused.clone();
-                tracing::info!(%paused, namespaces = pause.freed, "the pause after a purge has ended");
+                tracing::info!(%paused, namespaces = pause.ended, "the pause after a purge has ended");
                 self.all.remove(&paused);
                 continue;
             };
-            pause.freed += 1;
+            pause.ended += 1;
             free.extend((!self.is_paused(namespace) && self.waiting.remove(&namespace)).then_some(namespace));
         }
         free
@@ -179,7 +178,7 @@ mod tests {
         assert!(all.iter().all(|namespace| pauses.keep(*namespace)));
         pauses.end_purge(&blue, now);
         let pieces: Vec<usize> = (0..4).map(|_| pauses.end(now).len()).collect();
-        assert_eq!(pieces, [FREED_AT_ONCE, FREED_AT_ONCE, 300 - 2 * FREED_AT_ONCE, 0]);
+        assert_eq!(pieces, [ENDED_AT_ONCE, ENDED_AT_ONCE, 300 - 2 * ENDED_AT_ONCE, 0]);
     }
 
     #[test]
