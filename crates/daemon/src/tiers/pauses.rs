@@ -100,7 +100,8 @@ impl Pauses {
         for _ in 0..ENDED_AT_ONCE {
             let is_over = |pause: &Pause| pause.under_way == 0 && pause.end <= now;
             let Some((paused, pause)) = self.all.iter_mut().find(|(_, pause)| is_over(pause)) else { break };
-            let Some(namespace) = pause.namespaces.pop_first() else {
+            // The core keeps them in order, so that the last is forgotten soonest.
+            let Some(namespace) = pause.namespaces.pop_last() else {
                 let paused = paused.clone();
                 tracing::info!(%paused, namespaces = pause.ended, "the pause after a purge has ended");
                 self.all.remove(&paused);
@@ -147,7 +148,7 @@ mod tests {
         pauses.end_purge(&blue, at(20));
         pauses.end_purge(&alone, at(30));
         assert_eq!(pauses.end(at(19)), []);
-        assert_eq!(pauses.end(at(20)), [two, late]);
+        assert_eq!(pauses.end(at(20)), [late, two]);
         assert!(pauses.is_waiting(one) && !pauses.is_waiting(two));
         // Another purge of the same namespace, which moves the end.
         pauses.begin_purge(alone.clone(), &[one], at(25));
